@@ -1,0 +1,297 @@
+"""The sentence encoder: any Hugging Face backbone, SimCSE's poolings, and the head that exists in training only."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Module, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, WeightedLayerPooling
+from sentence_transformers.util import is_sentence_transformer_model
+from torch import Tensor, nn
+from transformers import AutoConfig, PretrainedConfig
+
+from simcse_weince.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+PoolerType = Literal["cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last"]
+POOLER_TYPES: tuple[PoolerType, ...] = ("cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last")
+
+# The names under which configurations of transformers keep a dropout probability that acts on the encoder.
+_DROPOUT_OPTIONS = (
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "hidden_dropout", "attention_dropout", "dropout",
+    "dropout_rate", "embedding_dropout", "mlp_dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop",
+)  # fmt: skip
+# Two views of one sentence closer than this carry no noise at all: float32 rounding alone gives 1 - 3e-7.
+_SAME_VIEW_COSINE = 1 - 1e-6
+# Model types whose position ids start after the padding id.
+_POSITIONS_AFTER_PADDING = frozenset(
+    "roberta xlm-roberta xlm-roberta-xl roberta-prelayernorm camembert mpnet longformer ibert data2vec-text luke "
+    "xmod esm".split()
+)
+
+
+class TrainOnlyHead(Module):
+    """SimCSE's MLP over the pooled vector (linear, tanh) that acts in training mode and is the identity in evaluation.
+
+    Args:
+        embedding_dimension: Width d of the embedding; input and output have shape (N, d).
+        initializer_range: Standard deviation of the normal initial weights; the bias starts at 0.
+
+    Source: Gao, Yao, Chen, "SimCSE", EMNLP 2021, section 6.3 (``--mlp_only_train``).
+    """
+
+    def __init__(self, embedding_dimension: int, initializer_range: float = 0.02) -> None:
+        """Create the layer."""
+        super().__init__()
+        self.linear = nn.Linear(embedding_dimension, embedding_dimension)
+        nn.init.normal_(self.linear.weight, std=initializer_range)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Transform ``features["sentence_embedding"]`` in training mode; leave it alone otherwise."""
+        if self.training:
+            features["sentence_embedding"] = torch.tanh(self.linear(features["sentence_embedding"]))
+        return features
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        """Refuse: what is saved never holds this head (see `SimCSEEncoder.save`)."""
+        raise RuntimeError("a train-only head is not part of a saved model; use SimCSEEncoder, which leaves it out")
+
+
+class SimCSEEncoder(SentenceTransformer):
+    """A SentenceTransformer that may carry a `TrainOnlyHead`; it saves, and counts, as if the head were not there.
+
+    The head is a module of the encoder, not of the loss, so that gradient clipping, DDP and FSDP treat it as every
+    other weight. The saved folder is an ordinary sentence-transformers model.
+    """
+
+    @property
+    def train_only_head(self) -> TrainOnlyHead | None:
+        """The head, or None for an encoder without one."""
+        return next((module for module in self.children() if isinstance(module, TrainOnlyHead)), None)
+
+    @contextmanager
+    def without_train_only_head(self) -> Iterator[None]:
+        """Take the head out of the module list for the duration of the block."""
+        modules = dict(self._modules)
+        for name, module in modules.items():
+            if isinstance(module, TrainOnlyHead):
+                del self._modules[name]
+        try:
+            yield
+        finally:
+            self._modules.clear()
+            self._modules.update(modules)
+
+    def save(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """Save everything but the head; see ``SentenceTransformer.save``."""
+        with self.without_train_only_head():
+            super().save(path, *args, **kwargs)
+
+
+def build_encoder(
+    model_name_or_path: str,
+    *,
+    pooler_type: PoolerType | None = None,
+    mlp_only_train: bool = False,
+    dropout: float | None = None,
+    tokenizer_name: str | None = None,
+    torch_dtype: str | None = None,
+    attn_implementation: str | None = None,
+    cache_dir: str | None = None,
+    model_revision: str | None = None,
+    trust_remote_code: bool = False,
+    device: str | None = None,
+) -> SimCSEEncoder:
+    """Build an encoder from a Hugging Face model (id or folder) or a sentence-transformers folder.
+
+    Args:
+        model_name_or_path: Hub id or local folder. A local folder never touches the network.
+        pooler_type: How token vectors become one sentence vector, with SimCSE's meaning. ``cls``: the first token
+            followed by an MLP (linear, tanh) that starts from the backbone's own pooler; ``cls_before_pooler``: the
+            first token alone; ``avg``: mean of the last layer; ``avg_top2``: mean of the last two layers;
+            ``avg_first_last``: mean of the last layer and of transformer layer 1 (not the word embeddings, SimCSE
+            issue 285). Default: what the model stores; a model that stores none gets ``cls_before_pooler``.
+        mlp_only_train: The MLP of ``cls`` starts at random, acts in training only and is never saved.
+        dropout: Probability in [0, 1) set in every dropout of the backbone; default: as the model has it.
+        tokenizer_name: Another tokenizer than the model's own.
+        torch_dtype: Type of the weights, for example ``bfloat16``; default: as stored.
+        attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2``, ...; default: transformers' choice.
+        cache_dir: Where hub downloads are kept.
+        model_revision: Branch, tag or commit on the hub.
+        trust_remote_code: Allow model code from the hub to run.
+        device: Device to load on; default: the first GPU if there is one.
+
+    Raises:
+        InputError: The model cannot be read, or an option does not fit it.
+    """
+    config = read_model_config(
+        model_name_or_path, cache_dir=cache_dir, revision=model_revision, trust_remote_code=trust_remote_code
+    )
+    if mlp_only_train and pooler_type not in (None, "cls"):
+        raise InputError(f"--mlp_only_train is the MLP of --pooler_type cls and does not go with {pooler_type}")
+    pooler_type = "cls" if mlp_only_train else pooler_type
+    options: dict[str, Any] = {
+        "model_kwargs": {"torch_dtype": torch_dtype, "attn_implementation": attn_implementation},
+        "processor_kwargs": {},
+        "config_kwargs": _dropout_options(config, dropout),
+    }
+    options["model_kwargs"] = {key: value for key, value in options["model_kwargs"].items() if value is not None}
+    stored = is_sentence_transformer_model(model_name_or_path, cache_folder=cache_dir, revision=model_revision)
+    try:
+        if pooler_type is None and stored and tokenizer_name is None:
+            encoder = SimCSEEncoder(
+                model_name_or_path,
+                device=device,
+                cache_folder=cache_dir,
+                revision=model_revision,
+                trust_remote_code=trust_remote_code,
+                **options,
+            )
+        else:
+            if pooler_type is None:
+                logger.warning(
+                    "%s stores no pooling; using the first token (--pooler_type cls_before_pooler)", model_name_or_path
+                )
+            if pooler_type in ("avg_top2", "avg_first_last"):
+                options["config_kwargs"]["output_hidden_states"] = True
+            hub = {"cache_dir": cache_dir, "revision": model_revision, "trust_remote_code": trust_remote_code}
+            for keywords in options.values():
+                keywords.update({key: value for key, value in hub.items() if value is not None})
+            transformer = Transformer(model_name_or_path, tokenizer_name_or_path=tokenizer_name, **options)
+            pooling = _pooling_modules(transformer, pooler_type or "cls_before_pooler", mlp_only_train)
+            encoder = SimCSEEncoder(modules=[transformer, *pooling], device=device)
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"{model_name_or_path}: the model cannot be loaded ({_first_line(error)})") from error
+    if dropout is not None:
+        for module in encoder.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = dropout
+    _fit_tokenizer(encoder, config)
+    return encoder
+
+
+def read_model_config(model_name_or_path: str, **hub_options: Any) -> PretrainedConfig:
+    """Read the configuration alone: a wrong name or folder is found before any weight is loaded."""
+    if Path(model_name_or_path).is_dir() and not Path(model_name_or_path, "config.json").is_file():
+        raise InputError(f"{model_name_or_path}: no config.json in this folder, so it is not a model; name its folder")
+    try:
+        return AutoConfig.from_pretrained(model_name_or_path, **hub_options)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{model_name_or_path}: no model can be read there ({_first_line(error)}); "
+            "give an existing folder or a Hugging Face id that this machine can reach"
+        ) from error
+
+
+def position_limit(config: PretrainedConfig) -> int | None:
+    """The longest input in tokens that the position table can hold, or None where there is no table.
+
+    RoBERTa and its relatives keep the rows up to the padding id for themselves: of 514 positions 512 are usable.
+    """
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= 0:
+        return None
+    return positions - (config.pad_token_id + 1) if config.model_type in _POSITIONS_AFTER_PADDING else positions
+
+
+def _fit_tokenizer(encoder: SimCSEEncoder, config: PretrainedConfig) -> None:
+    """Bound the length by the position table and make padding possible."""
+    limits = [limit for limit in (encoder.max_seq_length, position_limit(config)) if limit]
+    encoder.max_seq_length = min(limits)
+    tokenizer = encoder.tokenizer
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise InputError("the tokenizer has neither a padding nor an end token; add one with tokenizer.add_tokens")
+        logger.warning("the tokenizer has no padding token; padding with its end token %r", tokenizer.eos_token)
+        tokenizer.pad_token = tokenizer.eos_token
+    backbone_config: Any = encoder[0].config
+    if backbone_config.pad_token_id is None:
+        backbone_config.pad_token_id = tokenizer.pad_token_id
+
+
+def _pooling_modules(transformer: Transformer, pooler_type: PoolerType, mlp_only_train: bool) -> list[Module]:
+    """The modules that follow the backbone, all of them sentence-transformers' own but for the train-only head."""
+    width = transformer.get_embedding_dimension()
+    config = transformer.config
+    if pooler_type in ("cls", "cls_before_pooler"):
+        modules: list[Module] = [Pooling(width, pooling_mode="cls")]
+        if pooler_type == "cls" and mlp_only_train:
+            modules.append(TrainOnlyHead(width, getattr(config, "initializer_range", 0.02)))
+        elif pooler_type == "cls":
+            modules.append(Dense(width, width, activation_function=nn.Tanh(), **_pooler_weights(transformer)))
+        return modules
+    if pooler_type == "avg":
+        return [Pooling(width, pooling_mode="mean")]
+    layers = config.num_hidden_layers
+    # all_layer_embeddings starts with the word embeddings, so layer k of the backbone has index k.
+    weights = [1.0] + [0.0] * (layers - 2) + [1.0] if pooler_type == "avg_first_last" else [1.0, 1.0]
+    start = 1 if pooler_type == "avg_first_last" else layers - 1
+    fixed = nn.Parameter(torch.tensor(weights if layers > 1 else [1.0] * (layers + 1 - start)), requires_grad=False)
+    layer_mean = WeightedLayerPooling(width, num_hidden_layers=layers, layer_start=start, layer_weights=fixed)
+    return [layer_mean, Pooling(width, pooling_mode="mean")]
+
+
+def _pooler_weights(transformer: Transformer) -> dict[str, Any]:
+    """The backbone's own [CLS] MLP, where converted SimCSE checkpoints keep the trained one."""
+    dense = getattr(getattr(transformer.model, "pooler", None), "dense", None)
+    if not isinstance(dense, nn.Linear):
+        logger.warning("this backbone has no pooler: the MLP of --pooler_type cls starts at random")
+        return {}
+    return {"init_weight": dense.weight.detach().clone(), "init_bias": dense.bias.detach().clone()}
+
+
+def _dropout_options(config: PretrainedConfig, dropout: float | None) -> dict[str, float]:
+    if dropout is None:
+        return {}
+    if not 0 <= dropout < 1:
+        raise InputError(f"--dropout {dropout} is not a probability in [0, 1)")
+    return {name: dropout for name in _DROPOUT_OPTIONS if isinstance(getattr(config, name, None), (int, float))}
+
+
+@torch.no_grad()
+def view_cosine(encoder: SentenceTransformer, sentences: list[str], max_length: int | None = None) -> float:
+    """Mean cosine of the two views of a few sentences, with the dropout of training and without touching its state.
+
+    Exactly 1 (to float32 rounding) means that no dropout is active and both views are the same vector.
+    """
+    mode = encoder.training
+    devices = [encoder.device] if encoder.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        encoder.train()
+        try:
+            options: dict[str, Any] = {} if max_length is None else {"max_length": max_length}
+            features = encoder.preprocess(2 * sentences, **options)
+            features = {key: value.to(encoder.device) if isinstance(value, Tensor) else value
+                        for key, value in features.items()}  # fmt: skip
+            first, second = encoder(features)["sentence_embedding"].double().chunk(2)
+        finally:
+            encoder.train(mode)
+    return torch.cosine_similarity(first, second).mean().item()
+
+
+def check_dropout(encoder: SentenceTransformer, sentences: list[str], max_length: int | None = None) -> float:
+    """Make sure that dropout makes two views of a sentence differ, and return their mean cosine.
+
+    Raises:
+        InputError: Dropout is off, so that every positive would sit on the endpoint and nothing would be learnt
+            (sentence-transformers issues 1139 and 2634; ModernBERT and most decoders ship with dropout 0).
+    """
+    cosine = view_cosine(encoder, sentences, max_length)
+    if cosine > _SAME_VIEW_COSINE:
+        raise InputError(
+            "dropout is off in this encoder, so the two views of a sentence are identical and nothing would be learnt; "
+            "set it with --dropout 0.1, or train on pairs"
+        )
+    rates = sorted({module.p for module in encoder.modules() if isinstance(module, nn.Dropout)})
+    logger.info("dropout rates %s; cosine of two views before training: %.4f", rates, cosine)
+    return cosine
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".")
