@@ -1,0 +1,323 @@
+"""Dataclasses that are the flags, the YAML keys and the saved configuration of a training run, all at once."""
+
+import difflib
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+import yaml
+from sentence_transformers import SentenceTransformerTrainingArguments
+from transformers import HfArgumentParser
+from transformers.training_args import ParallelMode
+
+from simcse_weince.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+# Flags of SimCSE's published commands and of older transformers: new name, or None for one without any effect today.
+_RENAMED: dict[str, str | None] = {
+    "evaluation_strategy": "eval_strategy",
+    "temp": "temperature",
+    "no_cuda": "use_cpu",
+    "dropout_prob": "dropout",
+    "logging_dir": None,
+    "save_safetensors": None,
+}
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class ModelArguments:
+    """The encoder to start from."""
+
+    model_name_or_path: str | None = _option(None, "Hugging Face id or folder of the encoder to start from")
+    pooler_type: Literal["cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last"] | None = _option(
+        None, "How token vectors become a sentence vector; default: as the model stores it, else cls_before_pooler"
+    )
+    mlp_only_train: bool = _option(False, "The MLP of --pooler_type cls acts in training only and is not saved")
+    dropout: float | None = _option(None, "Dropout probability set throughout the backbone; default: the model's own")
+    tokenizer_name: str | None = _option(None, "Another tokenizer than the model's own")
+    torch_dtype: str | None = _option(None, "Type of the weights (float32, bfloat16); default: as stored")
+    attn_implementation: str | None = _option(None, "sdpa, eager or flash_attention_2; default: transformers' choice")
+    cache_dir: str | None = _option(None, "Where downloads and read corpora are kept; default: the Hugging Face cache")
+    model_revision: str | None = _option(None, "Branch, tag or commit on the hub")
+    trust_remote_code: bool = _option(False, "Allow model code from the hub to run")
+
+
+@dataclass
+class DataArguments:
+    """The sentences to train on and the graded pairs to measure with."""
+
+    train_file: list[str] | None = field(
+        default=None,
+        metadata={"help": "Sentences: .txt .csv .tsv .jsonl .parquet (also .gz), a folder of these, a Wikipedia dump"},
+    )
+    dataset_name: str | None = _option(None, "Hugging Face data set id to train on, instead of --train_file")
+    dataset_config_name: str | None = _option(None, "Configuration of --dataset_name")
+    dataset_split: str = _option("train", "Split of --dataset_name")
+    text_column: list[str] | None = field(
+        default=None,
+        metadata={"help": "Column of the sentences; several: anchor, positive, hard negatives, in this order"},
+    )
+    encoding: str = _option("utf-8", "Encoding of the text files")
+    max_train_samples: int | None = _option(None, "Train on the first so many sentences")
+    dedupe: bool = _option(False, "Drop exact repetitions of a sentence")
+    skip_bad: bool = _option(False, "Drop unusable rows of tables and count them, instead of refusing the file")
+    streaming: bool = _option(False, "Read while training instead of before (needs --max_steps)")
+    corpus_cache: bool = _option(True, "Keep the read corpus on disk, found again by its content")
+    data_dir: str | None = _option(None, "Folder with STS data in either layout; default: the hub")
+    eval_file: str | None = _option(None, "Graded pairs to select the best checkpoint with, instead of STS-B dev")
+    test_file: str | None = _option(None, "Graded pairs for the score before and after, instead of STS-B test")
+
+
+@dataclass
+class LossArguments:
+    """The criterion; names and defaults are those of `simcse_weince.Weince`."""
+
+    loss: Literal["weince", "infonce"] = _option("weince", "Criterion")
+    temperature: float = _option(0.05, "Divides the cosines of the softmax part")
+    gate: str = _option("both", "Blend weight: both, hardness, evidence, or a fixed number in [0, 1]")
+    evidence: Literal["regression", "likelihood"] = _option("regression", "How Weibull and Gumbel tails are compared")
+    shape: str = _option("anchor", "Tail shape: anchor, shrunk, or a fixed number")
+    floor: float = _option(1e-4, "Added to the shortfall before its logarithm")
+    tail_fraction: float = _option(0.10, "Share of the negatives that make the tail")
+    min_tail_size: int = _option(32, "Smallest number of negatives in the tail")
+    pivot: float | None = _option(None, "Absolute shortfall at which the hardness gate is half open; default: quantile")
+    pivot_quantile: float = _option(0.2, "Quantile of the hardness over the batch that sets the pivot")
+    hardness_sharpness: float = _option(10.0, "Slope of the hardness gate")
+    evidence_sharpness: float = _option(1.0, "Slope of the evidence gate")
+    evidence_margin: float = _option(2.0, "Evidence at which its gate is half open")
+    mask_duplicates: bool = _option(True, "Equal token ids after truncation are not each other's negatives")
+
+    def criterion_options(self) -> dict[str, Any]:
+        """Options of the chosen criterion, fixed numbers converted."""
+        if self.loss == "infonce":
+            return {"temperature": self.temperature}
+        options = {item.name: getattr(self, item.name) for item in fields(self)}
+        for name in ("loss", "mask_duplicates"):
+            del options[name]
+        for name in ("gate", "shape"):
+            try:
+                options[name] = float(options[name])
+            except ValueError:
+                pass  # a word, checked by the criterion
+        return options
+
+
+@dataclass
+class SimCSEArguments(SentenceTransformerTrainingArguments):
+    """Training arguments of sentence-transformers with the defaults of unsupervised SimCSE.
+
+    Differences: batch 64, learning rate 3e-5, one epoch, evaluation before step 0 and every 125 steps, a checkpoint at
+    every evaluation, the best one on dev STS-B kept; float16 falls back to bfloat16 where there is no GPU; plain
+    ``python`` on several GPUs uses one of them instead of ``DataParallel``, whose shards would see too few negatives.
+    """
+
+    output_dir: str | None = _option(None, "Folder of the trained encoder, its checkpoints and its reports")
+    max_seq_length: int = _option(32, "Training sentences are cut to so many tokens; evaluation uses the model's limit")
+    pad_to_max_length: bool = _option(False, "Pad every batch to --max_seq_length (for compiled graphs)")
+    per_device_train_batch_size: int = _option(64, "Sentences of a batch on each device")
+    per_device_eval_batch_size: int = _option(128, "Sentences of a batch in evaluation")
+    learning_rate: float = _option(3e-5, "Peak learning rate")
+    num_train_epochs: float = _option(1.0, "Passes over the corpus")
+    eval_strategy: str = _option("steps", "When to evaluate: steps, epoch or no")
+    eval_steps: float | None = _option(125, "Steps between evaluations")
+    eval_on_start: bool = _option(True, "Evaluate before step 0")
+    save_steps: float = _option(0, "Steps between checkpoints; 0: those between evaluations")
+    save_total_limit: int | None = _option(2, "Checkpoints to keep beside the best one")
+    load_best_model_at_end: bool = _option(True, "Save the checkpoint with the best --metric_for_best_model")
+    metric_for_best_model: str | None = _option("stsb_spearman", "Score that chooses the best checkpoint")
+    logging_steps: float = _option(25, "Steps between log lines")
+    overwrite_output_dir: bool = _option(False, "Allow an --output_dir that already holds a run")
+    early_stopping_patience: int | None = _option(None, "Stop after so many evaluations without a better score")
+    early_stopping_threshold: float = _option(0.0, "Smallest improvement that counts for early stopping")
+
+    def __post_init__(self) -> None:
+        """Fill what depends on other arguments or on this machine."""
+        if not self.output_dir:
+            raise InputError("--output_dir is missing")
+        # transformers refuses bfloat16 on a machine without a GPU unless it is told that the CPU is meant.
+        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
+        if self.fp16 and self.use_cpu:
+            logger.warning("--fp16 needs a GPU; using bfloat16 (--bf16) instead")
+            self.fp16, self.bf16 = False, True
+        if str(self.eval_strategy) == "no":
+            self.load_best_model_at_end = False
+            self.eval_on_start = False
+            self.metric_for_best_model = None
+        if self.load_best_model_at_end:
+            self.save_strategy = self.eval_strategy
+        if not self.save_steps:
+            self.save_steps = self.eval_steps if str(self.eval_strategy) == "steps" and self.eval_steps else 500
+        if self.disable_tqdm is None:
+            self.disable_tqdm = not sys.stderr.isatty()
+        if self.use_cpu:
+            self.dataloader_pin_memory = False
+        super().__post_init__()
+        if self.parallel_mode == ParallelMode.NOT_DISTRIBUTED:
+            logger.warning("using one of %d GPUs; start with `accelerate launch` to use them all", self.n_gpu)
+            self._n_gpu = 1
+
+    @property
+    def max_length(self) -> int:
+        """The name under which sentence-transformers' trainer looks for the length of training texts."""
+        return self.max_seq_length
+
+
+TrainingArgumentGroups = tuple[ModelArguments, DataArguments, LossArguments, SimCSEArguments]
+_GROUPS: list[Any] = [ModelArguments, DataArguments, LossArguments, SimCSEArguments]
+
+
+class _Parser(HfArgumentParser):
+    """HfArgumentParser whose errors are one sentence, without pages of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message.replace("argument --", "--", 1))
+
+
+def parse_training_arguments(arguments: Sequence[str], prog: str | None = None) -> TrainingArgumentGroups:
+    """Parse a command line, with defaults from ``--config FILE`` (YAML or JSON) where it names one.
+
+    The command line wins over the file. A file may also be the only argument. Values of both go through the same
+    conversion, so that ``1e-6`` is a float and ``false`` is false in either place.
+
+    Args:
+        arguments: The command line without the program's name.
+        prog: The program's name in the help text.
+
+    Raises:
+        InputError: An unknown or unconvertible option; names file, line and key.
+    """
+    parser = _Parser(_GROUPS, prog=prog, allow_abbrev=False)
+    parser.add_argument("--config", help="YAML or JSON file with any of these options; the command line wins")
+    arguments = list(arguments)
+    if len(arguments) == 1 and arguments[0].endswith((".yaml", ".yml", ".json")):
+        arguments = ["--config", arguments[0]]
+    arguments = _renamed_flags(arguments)
+    config = parser.parse_known_args(arguments)[0].config
+    tokens = ([] if config is None else _config_tokens(parser, Path(config))) + arguments
+    try:
+        *groups, _, unknown = parser.parse_args_into_dataclasses(
+            tokens, look_for_args_file=False, return_remaining_strings=True
+        )
+    except InputError:
+        raise
+    except (ValueError, ImportError) as error:
+        # What transformers refuses when it builds its arguments, such as save_steps that do not fit eval_steps.
+        raise InputError(" ".join(str(error).split())) from error
+    if unknown:
+        raise InputError(f"unknown option {unknown[0]}{_suggestion(parser, unknown[0])}")
+    model, data, loss, training = groups
+    if not model.model_name_or_path:
+        raise InputError("--model_name_or_path is missing")
+    if bool(data.train_file) == bool(data.dataset_name):
+        raise InputError("give the sentences with either --train_file or --dataset_name")
+    return model, data, loss, training
+
+
+def effective_arguments(groups: TrainingArgumentGroups) -> dict[str, Any]:
+    """The options that differ from their defaults, ready for ``--config``; absolute paths keep their last part only."""
+    chosen: dict[str, Any] = {}
+    for group in groups:
+        if isinstance(group, SimCSEArguments):
+            # to_dict hides tokens, so that no secret is written.
+            values, defaults = group.to_dict(), SimCSEArguments(output_dir="unused", use_cpu=group.use_cpu).to_dict()
+        else:
+            values, defaults = vars(group), vars(type(group)())
+        for item in fields(group):
+            value = values.get(item.name)
+            if item.init and value is not None and value != defaults[item.name]:
+                chosen[item.name] = _without_absolute_path(value)
+    return chosen
+
+
+def _without_absolute_path(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_absolute_path(item) for item in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _renamed_flags(arguments: list[str]) -> list[str]:
+    """Translate the flags of older commands, saying so."""
+    result: list[str] = []
+    dropping = False
+    for token in arguments:
+        if not token.startswith("--"):
+            if not dropping:
+                result.append(token)
+            continue
+        name, equals, value = token[2:].partition("=")
+        key = name.replace("-", "_")
+        dropping = key in _RENAMED and _RENAMED[key] is None
+        if dropping:
+            logger.warning("--%s has no effect any more and is ignored", name)
+        elif key in _RENAMED:
+            logger.warning("--%s is now called --%s", name, _RENAMED[key])
+            result.append(f"--{_RENAMED[key]}{equals}{value}")
+        else:
+            result.append(token)
+    return result
+
+
+def _config_tokens(parser: _Parser, path: Path) -> list[str]:
+    """The command line that a configuration file stands for; every entry is checked on its own to name its line."""
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"{path}: the configuration file cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" line {mark.line + 1}" if mark else ""
+        raise InputError(f"{path}{place}: not YAML ({getattr(error, 'problem', None) or error})") from error
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        raise InputError(f"{path}: a configuration file holds lines such as `learning_rate: 3e-5`")
+    tokens: list[str] = []
+    seen: set[str] = set()
+    for key_node, value_node in root.value:
+        place = f"{path} line {key_node.start_mark.line + 1}"
+        key = str(key_node.value).replace("-", "_")
+        if key in seen:
+            raise InputError(f"{place}: {key} is given twice")
+        seen.add(key)
+        if value_node.tag == "tag:yaml.org,2002:null":
+            continue
+        entry = _renamed_flags([f"--{key}", *_values(value_node)])
+        if not entry:
+            continue
+        if not isinstance(value_node, yaml.SequenceNode):
+            entry = [f"{entry[0]}={entry[1]}"]
+        try:
+            unknown = parser.parse_known_args(entry)[1]
+        except InputError as error:
+            raise InputError(f"{place}: {error}") from error
+        if unknown or key == "config":
+            raise InputError(f"{place}: unknown key {key}{_suggestion(parser, key)}")
+        tokens += entry
+    return tokens
+
+
+def _values(node: yaml.Node) -> list[str]:
+    """A node as command-line words, as they are written in the file: YAML's own guesses at types play no part."""
+    if isinstance(node, yaml.ScalarNode):
+        return [node.value]
+    if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
+        return [item.value for item in node.value]
+    return [json.dumps(yaml.safe_load(yaml.serialize(node)))]
+
+
+def _suggestion(parser: _Parser, name: str) -> str:
+    known = [option for action in parser._actions for option in action.option_strings if "_" in option or "-" in option]
+    word = "--" + name.lstrip("-").split("=")[0].replace("-", "_")
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    close = close or [option for option in known if word[2:] in option][:1]
+    return f"; did you mean {close[0]}?" if close else "; see --help"
