@@ -1,0 +1,180 @@
+"""Extreme-value statistics of each anchor's hardest negatives: from shortfalls to the blend weight.
+
+Nothing here carries a gradient, loops over anchors or waits for the device. Notation and defaults follow Erol, Evren,
+Ozel, Morgan, Ryu, Zheng, "When Softmax Fails at the Top: Extreme-Value Corrections for InfoNCE", ICML 2026,
+arXiv 2606.00262.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+RESOLUTION = 1e-6
+"""Shortfalls below this are rounding noise of a float32 cosine; the tail is floored here."""
+
+FEWEST_NEGATIVES = 10
+"""Anchors with fewer negatives have no tail to speak of: nothing is estimated, their blend is 0."""
+
+
+class TailStatistics(NamedTuple):
+    """What the tail of each anchor says, all without gradient; A anchors.
+
+    Attributes:
+        blend: (A,) weight of the shortfall link, in [0, 1].
+        shape: (A,) tail index used in the link: clipped to the bounds, unless it is a fixed number.
+        hardness: (A,) smallest shortfall among the negatives, in [1e-6, 2].
+        evidence: (A,) AIC of the Gumbel tail minus AIC of the Weibull tail; 0 where no tail can be fitted.
+        r_squared: (A,) share of variance that the Weibull line explains; 0 where no tail can be fitted.
+        shape_raw: (A,) estimated tail index before shrinking and clipping; 0 where no tail can be fitted.
+        pivot: scalar, the hardness at which the hardness gate is one half.
+        tail_points: number of order statistics fitted for an anchor none of whose negatives is masked.
+    """
+
+    blend: Tensor
+    shape: Tensor
+    hardness: Tensor
+    evidence: Tensor
+    r_squared: Tensor
+    shape_raw: Tensor
+    pivot: Tensor
+    tail_points: int
+
+
+class TailFit(NamedTuple):
+    """The fitted tail of each anchor, before anchors are compared with one another; all (A,)."""
+
+    hardness: Tensor
+    shape: Tensor
+    evidence: Tensor
+    r_squared: Tensor
+    points: Tensor
+    estimable: Tensor
+
+
+def tail_size(negatives: int, fraction: float, minimum: int) -> int:
+    """How many of an anchor's ``negatives`` make up its tail: ``min(K, max(minimum, round(fraction * K)))``."""
+    return min(negatives, max(minimum, round(fraction * negatives)))
+
+
+def share(fraction: float, count: Tensor) -> Tensor:
+    """``round(fraction * count)`` of each count, as whole numbers, with halves going the way they go in Python."""
+    wide = torch.float32 if count.device.type == "mps" else torch.float64
+    return (fraction * count.to(wide)).round().long()
+
+
+def burn_in(size: int) -> int:
+    """How many of the smallest shortfalls of a tail the fit leaves out: one in twenty, at least one."""
+    return max(1, size // 20)
+
+
+@torch.no_grad()
+def fit_tail(smallest: Tensor, negatives: Tensor, *, fraction: float, minimum: int, evidence: str) -> TailFit:
+    """Fit the Weibull and the Gumbel tail to each anchor's smallest shortfalls.
+
+    ``evidence="regression"`` is the paper's comparison: least-squares lines in ``log d`` for ``log F`` (its slope is
+    the shape) and for ``log(-log F)``. It sets residuals of different responses against each other and is positive
+    practically always. ``"likelihood"`` compares two one-parameter densities of the same excesses and closes on
+    exponential tails; its shape is the Hill estimate.
+
+    Args:
+        smallest: (A, k) shortfalls in increasing order, +inf where an anchor has fewer than k negatives; k is at least
+            the tail size of every anchor.
+        negatives: (A,) number of unmasked negatives.
+        fraction: share of the negatives that makes up the tail.
+        minimum: tail size below which the share does not go.
+        evidence: "regression" or "likelihood".
+
+    Returns:
+        The fits; ``evidence``, ``shape`` and ``r_squared`` are 0 where the tail is too small or has no spread.
+    """
+    dtype = smallest.dtype
+    smallest = smallest.clamp(min=RESOLUTION)
+    count = negatives[:, None].to(dtype)
+    size = share(fraction, negatives)[:, None].to(dtype).clamp(min=minimum).minimum(count)
+    burn = (size / 20).floor().clamp(min=1)
+    rank = torch.arange(1, smallest.shape[1] + 1, dtype=dtype, device=smallest.device)
+    fitted = (rank > burn) & (rank <= size)
+    points = fitted.sum(-1, keepdim=True)
+
+    log_shortfall, log_rank = smallest.log(), (rank / (size + 1)).log()
+    x = _centred(log_shortfall, fitted, points)
+    y = _centred(log_rank, fitted, points)
+    slope, error = _line(x, y)
+    r_squared = 1 - error / y.square().sum(-1).clamp(min=RESOLUTION)
+
+    last = (size.long() - 1).clamp(min=0)
+    threshold = smallest.gather(1, last)
+    first = smallest.gather(1, burn.long().minimum(last))
+    # Equal shortfalls plus rounding noise fit any line: such a tail says nothing.
+    spread = torch.where(last >= burn, threshold - first, 0)
+    estimable = (count >= FEWEST_NEGATIVES) & (points > 2) & (spread > 10 * RESOLUTION)
+
+    if evidence == "regression":
+        gumbel_slope, gumbel_error = _line(x, _centred((-log_rank).log(), fitted, points))
+        # A line that rises the wrong way is no model of a tail: the penalty decides against it.
+        error = error + 1e6 * (slope <= 0)
+        gumbel_error = gumbel_error + 1e6 * (gumbel_slope >= 0)
+        shape = slope.clamp(min=0)
+        score = points[:, 0] * (gumbel_error.clamp(min=1e-12).log() - error.clamp(min=1e-12).log())
+    else:
+        below, excesses = rank < size, (size[:, 0] - 1).clamp(min=1)
+        log_ratio = torch.where(below, threshold.log() - log_shortfall, 0).sum(-1).clamp(min=RESOLUTION)
+        scale = torch.where(below, threshold - smallest, 0).sum(-1).clamp(min=RESOLUTION) / excesses
+        shape = excesses / log_ratio
+        # 2 * (loglik_W - loglik_G), in which sum(log d) and both exponents cancel to this.
+        score = 2 * (excesses * (shape * scale / threshold[:, 0]).log() + log_ratio)
+
+    estimable = estimable[:, 0]
+    return TailFit(
+        hardness=smallest[:, 0].clamp(max=2),
+        shape=torch.where(estimable, shape, 0),
+        evidence=torch.where(estimable, score, 0),
+        r_squared=torch.where(estimable, r_squared, 0),
+        points=points[:, 0],
+        estimable=estimable,
+    )
+
+
+@torch.no_grad()
+def nearest_rank(hardness: Tensor, negatives: Tensor, quantile: float) -> Tensor:
+    """The pivot: ``sorted(hardness)[round(quantile * (A - 1))]`` over the A anchors that have negatives."""
+    ordered = hardness.masked_fill(negatives == 0, math.inf).sort().values
+    rank = share(quantile, (negatives > 0).sum() - 1).clamp(min=0)
+    return ordered.gather(0, rank[None])[0].clamp(max=2)
+
+
+def hardness_gate(hardness: Tensor, pivot: Tensor, sharpness: float) -> Tensor:
+    """Opens for anchors whose hardest negative is nearer than the pivot, in log shortfall."""
+    return torch.sigmoid(sharpness * (pivot.log() - hardness.log()))
+
+
+def evidence_gate(evidence: Tensor, margin: float, sharpness: float) -> Tensor:
+    """Opens for anchors whose evidence for a bounded tail exceeds the margin, both in units of AIC."""
+    return torch.sigmoid(sharpness * (evidence - margin))
+
+
+@torch.no_grad()
+def shrunk_shape(fit: TailFit, pooled: TailFit) -> Tensor:
+    """Shape (A,) drawn towards the batch: ``w beta_i + (1 - w) beta_batch`` with ``w = n R2 / (n R2 + 100)``.
+
+    Args:
+        fit: the anchors' own tails.
+        pooled: one fit, shape (1,), of the negatives of all anchors taken together.
+    """
+    weight = fit.points * fit.r_squared
+    weight = weight / (weight + 100)
+    return weight * fit.shape + (1 - weight) * pooled.shape
+
+
+def _centred(values: Tensor, fitted: Tensor, points: Tensor) -> Tensor:
+    """``values`` minus their mean over the fitted points, 0 elsewhere."""
+    mean = torch.where(fitted, values, 0).sum(-1, keepdim=True) / points.clamp(min=1)
+    return torch.where(fitted, values - mean, 0)
+
+
+def _line(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Least-squares slope (A,) and sum of squared errors (A,) of centred ``y`` on centred ``x``."""
+    slope = (x * y).sum(-1) / x.square().sum(-1).clamp(min=1e-12)
+    return slope, (y - slope[:, None] * x).square().sum(-1)
