@@ -1,0 +1,254 @@
+"""Files, folders, Wikipedia dumps and data sets of the Hugging Face hub as rows, each with its place in the source.
+
+Nothing is cleaned or left out here: a reader either yields a row as it stands or says why there is none.
+"""
+
+import bz2
+import codecs
+import csv
+import gzip
+import json
+import lzma
+import os
+import re
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import pyarrow as pa
+from pyarrow import parquet
+from tqdm.auto import tqdm
+
+from simcse_weince.errors import InputError
+from simcse_weince.sentence import wikipedia
+
+BLOCK_BYTES = 1 << 22
+
+_ENDINGS = ".txt, .csv, .tsv, .jsonl, .parquet or .xml (a Wikipedia dump), each also .gz, .bz2 or .xz"
+# The parts of a dump are named like enwiki-latest-pages-articles1.xml-p1p41242.bz2.
+_ENDING = re.compile(r"\.(?:(txt|csv|tsv|jsonl|parquet)|(xml)(?:-p\d+p\d+[\w-]*)?)(?:\.(gz|bz2|xz))?$", re.IGNORECASE)
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_DECOMPRESS: dict[str, Any] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+
+# Nothing a reader sees: white space, zero-width space and joiners, word joiner, byte order mark.
+INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff" + "".join(filter(str.isspace, map(chr, range(0x3001))))
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file or hub data set.
+
+    Attributes:
+        name: File name without its folder, or hub id.
+        kind: Ending of the name without dot ("xml" for a dump), or "hub".
+        path: Where the file is.
+        compression: "gz", "bz2", "xz" or "".
+        hub: The loaded data set.
+        columns: The columns that hold text, once chosen; "text" where a source has no columns.
+    """
+
+    name: str
+    kind: str
+    path: str = ""
+    compression: str = ""
+    hub: Any = None
+    columns: tuple[str, ...] = ()
+
+
+class Refused(NamedTuple):
+    """In the place of a row that cannot be used: "empty", "bad" or the rule of a dump, and for "bad" the reason."""
+
+    rule: str
+    reason: str = ""
+
+
+Rows = Iterator[tuple[int, dict[str, Any] | Refused]]
+
+
+def find_sources(given: Sequence[str | Path], **hub_options: Any) -> tuple[list[Source], list[str]]:
+    """Find what is to be read.
+
+    Args:
+        given: Files, folders (without their sub-folders, in the order of names) and, where no such path exists, ids of
+            data sets on the hub. Nothing else asks the network.
+        hub_options: Arguments of `datasets.load_dataset`.
+
+    Returns:
+        The sources, and the names of files ignored in folders.
+
+    Raises:
+        InputError: Nothing readable goes by such a name.
+    """
+    found: list[Source] = []
+    ignored: list[str] = []
+    for item in map(str, given):
+        if os.path.isdir(item):
+            files = sorted(path for path in Path(item).iterdir() if path.is_file() and not path.name.startswith("."))
+            usable = [_local(path) for path in files if _ENDING.search(path.name)]
+            if not usable:
+                raise InputError(f"{Path(item).name}: no file in this folder ends in {_ENDINGS}")
+            found += usable
+            ignored += [path.name for path in files if not _ENDING.search(path.name)]
+        elif os.path.exists(item):
+            if not _ENDING.search(item):
+                raise InputError(f"{Path(item).name}: unknown kind of file; its name must end in {_ENDINGS}")
+            found.append(_local(Path(item)))
+        elif _ENDING.search(item) or not _HUB_ID.fullmatch(item):
+            raise InputError(f"{item}: no such file or folder")
+        else:
+            try:
+                hub = datasets.load_dataset(item, **hub_options)
+            except Exception as error:  # the hub has some twenty kinds of failure; each only means: not to be had
+                reason = str(error).strip().split("\n")[0]
+                raise InputError(f"{item}: no such file, and as a hub data set it cannot be loaded: {reason}") from None
+            found.append(Source(item, "hub", hub=hub))
+    if not found:
+        raise InputError("no training file was named")
+    return found, ignored
+
+
+def _local(path: Path) -> Source:
+    table, dump, compression = _ENDING.search(path.name).groups("")  # type: ignore[union-attr]
+    return Source(path.name, (table or dump).lower(), str(path), compression.lower())
+
+
+@contextmanager
+def open_source(source: Source) -> Iterator[Any]:
+    """Open a file for reading bytes, decompressed; a dump with a progress bar."""
+    try:
+        with open(source.path, "rb") as raw:
+            size = os.path.getsize(source.path)
+            quiet = None if source.kind == "xml" else True  # None: unless on a terminal
+            with tqdm.wrapattr(raw, "read", total=size, desc=source.name, disable=quiet) as counted:
+                yield _DECOMPRESS[source.compression](counted) if source.compression else counted
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        whole = f"; is it a whole .{source.compression} file?" if source.compression else ""
+        raise InputError(
+            f"{source.name}: cannot be read ({getattr(error, 'strerror', None) or error}){whole}"
+        ) from None
+
+
+def _lines(source: Source, encoding: str) -> Iterator[str]:
+    r"""Decode a file and yield its lines. Only ``\n`` ends a line, and a final one begins none."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    done = passed = 0
+    rest, block = "", b"\n"
+    with open_source(source) as stream:
+        while block:  # the last one is empty: with it the decoder refuses half a character at the end
+            block = stream.read(BLOCK_BYTES)
+            utf16 = block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in block[:4096]
+            if not done and encoding == "utf-8-sig" and utf16:
+                raise InputError(f"{source.name}: line 1: this is not UTF-8; if it is UTF-16, add --encoding utf-16")
+            done += len(block)
+            try:
+                lines = (rest + decoder.decode(block, final=not block)).split("\n")
+            except UnicodeDecodeError as error:
+                line = passed + error.object[: error.start].decode(encoding, errors="replace").count("\n") + 1
+                offset = done - len(error.object) + error.start
+                raise InputError(
+                    f"{source.name}: line {line}: byte {offset} is not {encoding.removesuffix('-sig')}; "
+                    "name the encoding of the file, such as --encoding latin-1"
+                ) from None
+            except UnicodeError as error:  # UTF-16 or UTF-32 without a mark
+                raise InputError(f"{source.name}: {error}; try --encoding {encoding}-le") from None
+            rest = lines.pop()
+            passed += len(lines)
+            yield from lines
+    if rest:
+        yield rest
+
+
+def read_rows(source: Source, encoding: str, pages: dict[str, int]) -> Rows:
+    """Read the rows of a source, one after the other.
+
+    Args:
+        source: The source. If it names its text columns, others may be left out.
+        encoding: Of text files, as Python's `codecs` name it; "utf-8-sig" for UTF-8 with or without a mark.
+        pages: Counts the pages of a dump by kind.
+
+    Yields:
+        A number, and the row by column name or why there is none. The number is that of the line, from 1 and counting
+        the header; of the row in parquet and hub data sets; of the page in a dump.
+
+    Raises:
+        InputError: The source cannot be read or decoded.
+    """
+    if source.kind == "xml":
+        return _dump_rows(source, pages)
+    if source.kind == "txt":
+        return enumerate(({"text": line} for line in _lines(source, encoding)), start=1)
+    if source.kind in ("csv", "tsv"):
+        return _table_rows(source, encoding)
+    if source.kind == "jsonl":
+        return enumerate(map(_json_row, _lines(source, encoding)), start=1)
+    return enumerate(_parquet_rows(source) if source.kind == "parquet" else _hub_rows(source), start=1)
+
+
+def _dump_rows(source: Source, pages: dict[str, int]) -> Rows:
+    with open_source(source) as stream:
+        for page, sentence, rule in wikipedia.read_sentences(stream, source.name, pages):
+            yield page, Refused(rule) if rule else {"text": sentence}
+
+
+def _table_rows(source: Source, encoding: str) -> Rows:
+    lines = (line.removesuffix("\r").replace("\r", " ") + "\n" for line in _lines(source, encoding))
+    if source.kind == "csv":
+        reader = csv.reader(lines, strict=True)
+    else:
+        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    number, header = 1, None
+    try:
+        for record in reader:
+            if not record:
+                yield number, Refused("empty")
+            elif header is None:
+                header = [name.strip(INVISIBLE) for name in record]
+                if len(set(header)) < len(header):
+                    raise InputError(f"{source.name}: line {number}: two columns have the same name; rename one")
+            elif len(record) != len(header):
+                yield number, Refused("bad", f"{len(record)} fields, the header has {len(header)}")
+            else:
+                yield number, dict(zip(header, record, strict=True))
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(
+            f"{source.name}: line {number}: {error}; double quotation marks inside a quoted cell, or use a .tsv"
+        ) from None
+
+
+def _json_row(line: str) -> dict[str, Any] | Refused:
+    if not line.strip(INVISIBLE):
+        return Refused("empty")
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return Refused("bad", "broken JSON")
+    if not isinstance(row, dict):
+        return Refused("bad", "not a JSON object")
+    # Only an escape can bring in half of a surrogate pair, which no tokenizer accepts.
+    return {name: _SURROGATE.sub("\ufffd", cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+
+
+def _parquet_rows(source: Source) -> Iterator[dict[str, Any]]:
+    with open_source(source) as stream, tempfile.TemporaryFile() as unpacked:
+        if source.compression:  # parquet is read from its end, which a compressed stream cannot reach
+            shutil.copyfileobj(stream, unpacked)
+        try:
+            table = parquet.ParquetFile(unpacked if source.compression else stream)
+            for batch in table.iter_batches(1000, columns=list(source.columns) or None):
+                yield from batch.to_pylist()
+        except pa.ArrowException as error:
+            raise InputError(f"{source.name}: not a whole parquet file ({str(error).splitlines()[0]})") from None
+
+
+def _hub_rows(source: Source) -> Iterator[dict[str, Any]]:
+    hub = source.hub.select_columns(list(source.columns)) if source.columns else source.hub
+    for batch in hub.with_format("arrow").iter(1000):
+        yield from batch.to_pylist()
