@@ -228,8 +228,11 @@ def effective_arguments(groups: TrainingArgumentGroups) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for group in groups:
         if isinstance(group, SimCSEArguments):
-            # to_dict hides tokens, so that no secret is written.
-            values, defaults = group.to_dict(), SimCSEArguments(output_dir="unused", use_cpu=group.use_cpu).to_dict()
+            # to_dict hides tokens, so that no secret is written. A second set of arguments must not reset the state of
+            # accelerate, which the first one has set up.
+            state = {"use_configured_state": True}
+            default = SimCSEArguments(output_dir="unused", use_cpu=group.use_cpu, accelerator_config=state)
+            values, defaults = group.to_dict(), default.to_dict()
         else:
             values, defaults = vars(group), vars(type(group)())
         for item in fields(group):

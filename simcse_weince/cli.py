@@ -1,0 +1,188 @@
+"""The ``simcse-weince`` command: parse, call, print."""
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from simcse_weince.errors import InputError
+
+if TYPE_CHECKING:
+    from simcse_weince.sentence.encoder import SimCSEEncoder
+    from simcse_weince.sentence.training_run import TrainingResult
+
+_OVERVIEW = """usage: simcse-weince COMMAND [options]
+
+  train     train a sentence encoder on sentences (or pairs) without labels
+  evaluate  score an encoder on STS-Benchmark, the SimCSE suite, or your own graded pairs
+  encode    turn a file of sentences into an array of embeddings
+
+simcse-weince COMMAND --help lists the options of a command."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message.replace("argument --", "--", 1))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, or 2 for input that cannot be used."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    commands = {"train": train, "evaluate": evaluate, "encode": encode}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(_OVERVIEW + "\n")
+        return 0 if arguments else 2
+    _set_up_logging()
+    try:
+        if arguments[0] not in commands:
+            raise InputError(f"unknown command {arguments[0]}; choose one of {', '.join(commands)}")
+        commands[arguments[0]](arguments[1:])
+    except InputError as error:
+        sys.stderr.write(f"simcse-weince: error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("simcse-weince: interrupted\n")
+        return 130
+    return 0
+
+
+def train(arguments: Sequence[str]) -> None:
+    """Train as the options say and print the scores before and after."""
+    from simcse_weince.sentence.arguments import parse_training_arguments
+
+    groups = parse_training_arguments(arguments, prog="simcse-weince train")
+    from simcse_weince.sentence.training_run import train as run
+
+    result = run(groups)
+    training = groups[-1]
+    if training.process_index == 0:
+        sys.stdout.write(_training_summary(result, str(training.output_dir)) + "\n")
+
+
+def evaluate(arguments: Sequence[str]) -> None:
+    """Evaluate an encoder; print the table and write the JSON."""
+    parser = _Parser(prog="simcse-weince evaluate", description="Score an encoder on graded sentence pairs.")
+    parser.add_argument("model", metavar="MODEL", help="folder or Hugging Face id of the encoder")
+    parser.add_argument("--tasks", default=None, help="stsb, sts12 ... sts16, sickr, comma separated, or sts for all")
+    parser.add_argument("--split", default="test", choices=["train", "dev", "test"], help="split of stsb")
+    parser.add_argument("--data_dir", "--data-dir", help="local folder with the STS data; default: the hub")
+    parser.add_argument("--pairs", nargs="+", metavar="FILE", help="own graded pairs (.csv .tsv .jsonl) instead")
+    parser.add_argument("--pair_columns", nargs=3, metavar=("SENTENCE1", "SENTENCE2", "SCORE"))
+    parser.add_argument("--delimiter", help="field separator of --pairs; default: by file")
+    parser.add_argument("--decimal", choices=[".", ","], help="decimal sign of the scores in --pairs")
+    parser.add_argument("--encoding", default="utf-8", help="encoding of --pairs")
+    parser.add_argument("--skip_bad", action="store_true", help="leave out and count unusable rows of --pairs")
+    parser.add_argument("--protocol", default="all", choices=["all", "mean", "wmean"], help="over parts of a set")
+    parser.add_argument("--bootstrap", type=int, default=1000, help="resamples of the 95 %% intervals; 0: none")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the resamples")
+    parser.add_argument("--output", metavar="FILE.json", help="write every figure with its provenance")
+    _add_encoder_options(parser)
+    options = parser.parse_args(arguments)
+
+    from simcse_weince.sentence.pairs import concatenate, read_pairs
+    from simcse_weince.sentence.sts import evaluate_model, format_table, load_suite, parse_tasks
+
+    if options.pairs:
+        sets = [
+            read_pairs(file, columns=options.pair_columns, delimiter=options.delimiter, decimal=options.decimal,
+                       encoding=options.encoding, skip_bad=options.skip_bad)
+            for file in options.pairs
+        ]  # fmt: skip
+        sets = [concatenate("pairs", sets)] if len(sets) > 1 else sets
+    else:
+        tasks = parse_tasks(options.tasks) if options.tasks else None
+        sets = load_suite(tasks, options.split, options.data_dir, options.cache_dir)
+    model = _load_encoder(options)
+    results = evaluate_model(model, sets, batch_size=options.batch_size, bootstrap=options.bootstrap, seed=options.seed)
+    sys.stdout.write(format_table(results, options.protocol) + "\n")
+    if options.output:
+        from simcse_weince.outputs import write_text
+
+        write_text(options.output, json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n")
+
+
+def encode(arguments: Sequence[str]) -> None:
+    """Encode the sentences of a file, in their order, into a .npy array of shape (sentences, d), float32."""
+    parser = _Parser(prog="simcse-weince encode", description="Turn sentences into an array of embeddings.")
+    parser.add_argument("model", metavar="MODEL", help="folder or Hugging Face id of the encoder")
+    parser.add_argument("input", metavar="INPUT", help="sentences: .txt .csv .tsv .jsonl .parquet, also .gz")
+    parser.add_argument("--output", metavar="FILE.npy", required=True, help="where the array goes")
+    parser.add_argument("--text_column", "--text-column", help="column of the sentences in a table")
+    parser.add_argument("--encoding", default="utf-8", help="encoding of INPUT")
+    parser.add_argument("--normalize", action="store_true", help="scale every embedding to length 1")
+    _add_encoder_options(parser)
+    options = parser.parse_args(arguments)
+
+    import numpy as np
+
+    from simcse_weince.outputs import replacing
+    from simcse_weince.sentence.corpus import read_corpus
+
+    # Blank lines are kept: row i of the array is line i of the file.
+    corpus = read_corpus(options.input, text_columns=options.text_column, encoding=options.encoding, keep_blank=True,
+                         cache_dir=options.cache_dir)  # fmt: skip
+    model = _load_encoder(options)
+    column = corpus.dataset.column_names[0]
+    vectors = model.encode(
+        list(corpus.dataset[column]),
+        batch_size=options.batch_size,
+        normalize_embeddings=options.normalize,
+        show_progress_bar=sys.stderr.isatty(),
+    )
+    with replacing(options.output) as temporary, temporary.open("wb") as stream:
+        np.save(stream, np.asarray(vectors, dtype=np.float32), allow_pickle=False)
+    sys.stdout.write(f"{vectors.shape[0]} embeddings of width {vectors.shape[1]} in {options.output}\n")
+
+
+def _add_encoder_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pooler_type", choices=["cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last"],
+                        help="pooling instead of the one that the model stores")  # fmt: skip
+    parser.add_argument("--batch_size", type=int, default=128, help="sentences encoded at a time")
+    parser.add_argument("--torch_dtype", help="type of the weights, for example bfloat16; default: as stored")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the first GPU if there is one")
+    parser.add_argument("--cache_dir", help="where downloads are kept; default: the Hugging Face cache")
+    parser.add_argument("--trust_remote_code", action="store_true", help="allow model code from the hub to run")
+
+
+def _load_encoder(options: argparse.Namespace) -> "SimCSEEncoder":
+    from simcse_weince.sentence.encoder import build_encoder
+
+    return build_encoder(
+        options.model,
+        pooler_type=options.pooler_type,
+        torch_dtype=options.torch_dtype,
+        cache_dir=options.cache_dir,
+        trust_remote_code=options.trust_remote_code,
+        device=options.device,
+    )
+
+
+def _training_summary(result: "TrainingResult", output_dir: str) -> str:
+    def points(score: float | None) -> str:
+        return "-" if score is None else f"{100 * score:.2f}"
+
+    lines = [f"{result.steps} steps; the encoder is in {output_dir}"]
+    if result.test_name:
+        lines.append(f"{result.test_name}: {points(result.test_before)} before, {points(result.test_after)} after")
+    if result.dev_name:
+        lines.append(
+            f"{result.dev_name}: {points(result.dev_before)} before, {points(result.dev_best)} at the best step "
+            f"({result.best_step}), {points(result.dev_last)} at the last"
+        )
+    lines.append("Spearman correlation x 100 of cosines with the graded pairs")
+    return "\n".join(lines)
+
+
+def _set_up_logging() -> None:
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("simcse_weince").setLevel(logging.INFO)
+    if not sys.stderr.isatty():
+        # tqdm, which draws every bar of the host libraries, reads this when it is imported.
+        os.environ.setdefault("TQDM_DISABLE", "1")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""The trainer: SentenceTransformerTrainer plus what SimCSE needs and the host leaves open, and nothing else."""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers.base.data_collator import BaseDataCollator
+from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
+
+from simcse_weince.sentence.encoder import SimCSEEncoder
+
+logger = logging.getLogger(__name__)
+
+# What a checkpoint holds beside the encoder: buffers of the loss and the train-only head.
+_LOSS_STATE_NAME = "loss_state.safetensors"
+_HEAD_PREFIX = "train_only_head."
+
+
+class EvaluateLastStep(TrainerCallback):
+    """Evaluates and saves at the last step too, where the number of steps is no multiple of ``eval_steps``."""
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """Ask for an evaluation and a checkpoint when the training is at its end."""
+        if state.global_step >= state.max_steps and args.eval_strategy == "steps":
+            control.should_evaluate = control.should_save = True
+        return control
+
+
+class SimCSETrainer(SentenceTransformerTrainer):
+    """A SentenceTransformerTrainer for one or more text columns; same arguments, with these differences.
+
+    * The statistics of the loss (``loss.stats()``) join the training log, and with it every tracker and
+      ``trainer_state.json`` (sentence-transformers issue 3080).
+    * Evaluation runs in the precision of the weights, not under the autocast of training, so that a score during
+      training equals the score of the saved folder.
+    * Checkpoints hold the state of the loss and of a train-only head; both are restored on resume and with the best
+      model (sentence-transformers issues 3756 and 3344). The saved model never holds them.
+    * A model is written to a temporary folder and moved into place; no pickled arguments are written.
+    * ``args.max_seq_length`` and ``args.pad_to_max_length`` of `SimCSEArguments` shape the training batches only.
+    """
+
+    def get_data_collator(self, model: Any, args: Any, processing_class: Any = None) -> BaseDataCollator:
+        """The host's collator, padding to the full length where the arguments say so."""
+        collator = super().get_data_collator(model=model, args=args, processing_class=processing_class)
+        if getattr(args, "pad_to_max_length", False):
+            padding = {"text": {"padding": "max_length"}}
+            collator.preprocess_fn = partial(collator.preprocess_fn, processing_kwargs=padding)
+        return collator
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the statistics of the loss to a training log."""
+        if "loss" in logs and hasattr(self.loss, "stats"):
+            logs = {**logs, **{name: float(f"{value:.6g}") for name, value in self.loss.stats().items()}}
+        super().log(logs, start_time)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Evaluate without the autocast that accelerate puts around the forward of the model being trained."""
+        with self._without_autocast():
+            return super().evaluation_loop(*args, **kwargs)
+
+    @contextmanager
+    def _without_autocast(self) -> Iterator[None]:
+        wrapped = self.model.__dict__.pop("forward", None)
+        try:
+            yield
+        finally:
+            if wrapped is not None:
+                self.model.__dict__["forward"] = wrapped
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        target = Path(str(output_dir or self.args.output_dir))
+        target.mkdir(parents=True, exist_ok=True)
+        temporary = target / f".saving-{os.getpid()}"
+        try:
+            super()._save(str(temporary), state_dict)
+            # A pickle that nothing reads: the arguments are in the run's own files.
+            (temporary / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+            for source in sorted(temporary.iterdir()):
+                destination = target / source.name
+                if destination.is_dir():
+                    shutil.rmtree(destination)
+                os.replace(source, destination)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        state = self._loss_state()
+        if state and self.args.should_save:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()},
+                      Path(output_dir) / _LOSS_STATE_NAME)  # fmt: skip
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        bare = self._bare_model()
+        with bare.without_train_only_head() if isinstance(bare, SimCSEEncoder) else nullcontext():
+            super()._load_from_checkpoint(resume_from_checkpoint)
+        expected = self._loss_state()
+        if not expected:
+            return
+        path = Path(resume_from_checkpoint) / _LOSS_STATE_NAME
+        if not path.is_file():
+            logger.warning("%s has no %s: the loss and the train-only head start anew", path.parent.name, path.name)
+            return
+        saved = load_file(path)
+        if saved.keys() != expected.keys():
+            raise ValueError(f"{path} does not fit this run: it holds {sorted(saved)}, not {sorted(expected)}")
+        for name, tensor in expected.items():
+            tensor.data.copy_(saved[name])
+
+    def _loss_state(self) -> dict[str, Tensor]:
+        """Live tensors that belong to the training but not to the encoder that is saved."""
+        losses = self.loss if isinstance(self.loss, dict) else {"loss": self.loss}
+        state = {
+            f"{name}.{key}": tensor
+            for name, loss in losses.items()
+            if isinstance(loss, nn.Module)
+            for key, tensor in loss.state_dict(keep_vars=True).items()
+            if not key.startswith("model.")
+        }
+        head = getattr(self._bare_model(), "train_only_head", None)
+        if head is not None:
+            state.update({_HEAD_PREFIX + key: tensor for key, tensor in head.state_dict(keep_vars=True).items()})
+        return state
+
+    def _bare_model(self) -> nn.Module:
+        return getattr(self.model, "_orig_mod", self.model)
+
+
+def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
+    """The newest checkpoint whose last file was written, or None; a run killed while saving leaves a partial one."""
+    checkpoints = []
+    for folder in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        step = folder.name.rsplit("-", 1)[-1]
+        try:
+            json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if step.isdigit():
+            checkpoints.append((int(step), folder))
+    return max(checkpoints)[1] if checkpoints else None

@@ -1,0 +1,400 @@
+"""One training run from arguments to a saved encoder with its reports: every check first, then the trainer."""
+
+import json
+import logging
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+from transformers import EarlyStoppingCallback, set_seed
+
+from simcse_weince.criterion import InfoNCE, Weince
+from simcse_weince.errors import InputError
+from simcse_weince.losses import InfoNCELoss, WeinceLoss, text_keys
+from simcse_weince.outputs import versions, write_text
+from simcse_weince.sentence.arguments import (
+    DataArguments,
+    LossArguments,
+    ModelArguments,
+    SimCSEArguments,
+    TrainingArgumentGroups,
+    effective_arguments,
+)
+from simcse_weince.sentence.corpus import Corpus, read_corpus
+from simcse_weince.sentence.encoder import (
+    SimCSEEncoder,
+    build_encoder,
+    check_dropout,
+    position_limit,
+    read_model_config,
+)
+from simcse_weince.sentence.pairs import TASKS, GradedPairs, load_sts, read_pairs
+from simcse_weince.sentence.sts import STSEvaluator
+from simcse_weince.sentence.trainer import EvaluateLastStep, SimCSETrainer, last_complete_checkpoint
+
+logger = logging.getLogger(__name__)
+
+# Texts whose token ids are looked at before training; enough to see a corpus of boilerplate, in under a second.
+_TOKEN_SAMPLE = 5000
+# A last score this far below the best one means that the run went on too long (SimCSE issue 62).
+_FALLEN = 0.02
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a run achieved: Spearman correlations in [-1, 1] (None where not measured) and where the best one was.
+
+    `test_before` and `test_after` are of the encoder before training and of the one that was saved.
+    """
+
+    steps: int
+    best_step: int | None
+    dev_name: str | None
+    dev_before: float | None
+    dev_best: float | None
+    dev_last: float | None
+    test_name: str | None
+    test_before: float | None
+    test_after: float | None
+
+
+def train(groups: TrainingArgumentGroups) -> TrainingResult:
+    """Train an encoder, save it in ``output_dir`` and report what was read, measured and reached.
+
+    Written to ``output_dir``: the encoder (a sentence-transformers folder), checkpoints, ``trainer_state.json``,
+    ``train_results.json``, ``corpus_report.json``, ``training_config.yaml`` (ready for ``--config``) and ``run.json``
+    (versions, seed, device, data hashes, scores).
+
+    Args:
+        groups: The four dataclasses of `parse_training_arguments`.
+
+    Raises:
+        InputError: Something about the input is unusable; found before the first step, most of it before the encoder
+            is loaded.
+    """
+    model_arguments, data_arguments, loss_arguments, arguments = groups
+    checkpoint = _check_output_dir(arguments)
+    dev, test = _graded_pairs(data_arguments, model_arguments.cache_dir, arguments)
+    arguments.metric_for_best_model = _metric_name(arguments, dev)
+    corpus = _read_corpus(data_arguments, model_arguments.cache_dir, arguments)
+    _check_batches(corpus, arguments)
+    loss_options = _loss_options(loss_arguments)
+    _check_model(model_arguments, arguments)
+
+    set_seed(arguments.seed)
+    encoder = _build(model_arguments, arguments)
+    sample = _first_texts(corpus.dataset)
+    if len(corpus.report.columns) == 1:
+        check_dropout(encoder, sample[:16], arguments.max_seq_length)
+    tokens = _token_report(encoder, sample, arguments.max_seq_length)
+    loss_class = WeinceLoss if loss_arguments.loss == "weince" else InfoNCELoss
+    loss = loss_class(encoder, mask_duplicates=loss_arguments.mask_duplicates, **loss_options)
+    negatives = _negatives_per_anchor(arguments, len(corpus.report.columns))
+    logger.info("negatives per anchor: %d", negatives)
+
+    callbacks: list[Any] = [EvaluateLastStep()]
+    if arguments.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold))
+    trainer = SimCSETrainer(
+        model=encoder,
+        args=arguments,
+        train_dataset=corpus.dataset,
+        loss=loss,
+        evaluator=STSEvaluator(dev, _dev_name(dev), arguments.eval_batch_size) if dev else None,
+        callbacks=callbacks,
+    )
+    main_process = trainer.is_world_process_zero()
+    output_dir = Path(str(arguments.output_dir))
+    if main_process:
+        corpus.report.save(output_dir)
+        write_text(output_dir / "training_config.yaml", yaml.safe_dump(effective_arguments(groups)))
+    test_before = _spearman(encoder, test, arguments) if test and main_process else None
+    if checkpoint is not None:
+        logger.info("resuming from %s", checkpoint.name)
+        arguments.eval_on_start = False
+    outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.save_model()
+    trainer.save_state()
+    trainer.save_metrics("train", outcome.metrics)
+
+    scores = _dev_scores(trainer)
+    result = TrainingResult(
+        steps=trainer.state.global_step,
+        best_step=trainer.state.best_global_step if scores else None,
+        dev_name=_title(dev) if dev else None,
+        dev_before=scores.get(0),
+        dev_best=trainer.state.best_metric if scores else None,
+        dev_last=scores.get(trainer.state.global_step),
+        test_name=_title(test) if test else None,
+        test_before=test_before,
+        test_after=None,
+    )
+    if main_process:
+        result = _check_saved(result, dev, test, arguments)
+        _warn_of_decline(result)
+        run = {
+            "versions": versions(),
+            "seed": arguments.seed,
+            "device": str(arguments.device),
+            "processes": arguments.world_size,
+            "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else str(encoder.dtype),
+            "arguments": effective_arguments(groups),
+            "corpus": corpus.report.to_dict(),
+            "tokens": tokens,
+            "negatives_per_anchor": negatives,
+            "graded_pairs": {
+                role: {"name": pairs.name, "split": pairs.split, "pairs": len(pairs), "files": pairs.files}
+                for role, pairs in (("dev", dev), ("test", test))
+                if pairs
+            },
+            "result": asdict(result),
+        }
+        write_text(output_dir / "run.json", json.dumps(_without_nan(run), indent=2, default=str) + "\n")
+    return result
+
+
+# ---- checks before the encoder is loaded ----
+
+
+def _check_output_dir(arguments: SimCSEArguments) -> Path | None:
+    """Return the checkpoint to resume from; refuse to write over an earlier run unless told to."""
+    output_dir = Path(str(arguments.output_dir))
+    wish = arguments.resume_from_checkpoint
+    if output_dir.exists() and not output_dir.is_dir():
+        raise InputError(f"{output_dir}: --output_dir is a file; name a folder")
+    if wish and str(wish).lower() not in ("false", "no", "0"):
+        if str(wish).lower() in ("true", "last", "auto", "yes", "1"):
+            checkpoint = last_complete_checkpoint(output_dir)
+            if checkpoint is None:
+                logger.warning("%s holds no complete checkpoint: starting from the beginning", output_dir.name)
+            return checkpoint
+        if not Path(wish, "trainer_state.json").is_file():
+            raise InputError(f"{wish}: not a complete checkpoint; name one, or use --resume_from_checkpoint last")
+        return Path(wish)
+    earlier = (output_dir / "modules.json").exists() or last_complete_checkpoint(output_dir) is not None
+    if earlier and not arguments.overwrite_output_dir:
+        raise InputError(
+            f"{output_dir}: holds an earlier run; continue it with --resume_from_checkpoint last, "
+            "replace it with --overwrite_output_dir, or choose another --output_dir"
+        )
+    return None
+
+
+def _graded_pairs(
+    data: DataArguments, cache_dir: str | None, arguments: SimCSEArguments
+) -> tuple[GradedPairs | None, GradedPairs | None]:
+    """Read the pairs to select and to report with, before anything that takes time."""
+    wants_dev = arguments.eval_strategy != "no"
+    try:
+        dev = read_pairs(data.eval_file) if data.eval_file else None
+        if dev is None and wants_dev:
+            dev = load_sts("stsb", "dev", data.data_dir, cache_dir)
+        test = read_pairs(data.test_file) if data.test_file else None
+        if test is None and wants_dev and not data.eval_file:
+            test = load_sts("stsb", "test", data.data_dir, cache_dir)
+    except InputError as error:
+        if data.eval_file or data.data_dir:
+            raise
+        raise InputError(
+            f"{error}; or select on your own pairs with --eval_file, or not at all with --eval_strategy no"
+        ) from error
+    if dev and test and set(dev.files.values()) & set(test.files.values()):
+        logger.warning("the best checkpoint is selected on the pairs that the result is reported on: it is optimistic")
+    return (dev if wants_dev else None), test
+
+
+def _title(pairs: GradedPairs) -> str:
+    return f"{TASKS.get(pairs.name, pairs.name)} {pairs.split}".strip()
+
+
+def _dev_name(dev: GradedPairs) -> str:
+    return "sts-dev" if dev.name == "stsb" else "dev"
+
+
+def _metric_name(arguments: SimCSEArguments, dev: GradedPairs | None) -> str | None:
+    """Resolve the metric that selects the best checkpoint, which the host would look for only after an evaluation."""
+    if dev is None:
+        return None
+    wish = (arguments.metric_for_best_model or "stsb_spearman").removeprefix("eval_")
+    names = {f"{_dev_name(dev)}_{kind}_cosine": kind for kind in ("spearman", "pearson")}
+    for name, kind in names.items():
+        if wish in (name, kind, f"{kind}_cosine", f"stsb_{kind}", f"sts-dev_{kind}_cosine"):
+            return f"eval_{name}"
+    known = ", ".join([*names, "stsb_spearman", "stsb_pearson"])
+    raise InputError(f"--metric_for_best_model {wish} is not a metric of this run; choose one of {known}")
+
+
+def _read_corpus(data: DataArguments, cache_dir: str | None, arguments: SimCSEArguments) -> Corpus:
+    if data.streaming and arguments.max_steps <= 0:
+        raise InputError("--streaming does not know the length of the corpus; set --max_steps")
+    if data.max_train_samples is not None and data.max_train_samples < 1:
+        raise InputError(f"--max_train_samples {data.max_train_samples} leaves nothing to train on")
+    if data.streaming and data.dedupe:
+        raise InputError("--dedupe looks at all sentences and does not go with --streaming")
+    for file in data.train_file or []:
+        if not Path(file).exists():
+            raise InputError(f"{file}: --train_file does not exist; for a Hugging Face data set use --dataset_name")
+    # One process of a machine reads and writes the cache; the others then find it.
+    with arguments.main_process_first(desc="reading the corpus"):
+        return read_corpus(
+            data.train_file or str(data.dataset_name),
+            text_columns=data.text_column,
+            encoding=data.encoding,
+            dedupe=data.dedupe,
+            skip_bad=data.skip_bad,
+            max_samples=data.max_train_samples,
+            streaming=data.streaming,
+            config_name=data.dataset_config_name,
+            split=data.dataset_split,
+            cache_dir=cache_dir,
+            use_cache=data.corpus_cache,
+        )
+
+
+def _check_batches(corpus: Corpus, arguments: SimCSEArguments) -> None:
+    """Every anchor needs negatives, and every process a batch."""
+    columns, batch = len(corpus.report.columns), arguments.per_device_train_batch_size
+    if batch * max(columns - 1, 1) < 2:
+        raise InputError(
+            "--per_device_train_batch_size 1 leaves no negatives, and gradient accumulation adds none; use 32 or more"
+        )
+    if arguments.gradient_accumulation_steps > 1:
+        logger.warning(
+            "--gradient_accumulation_steps adds no negatives: each anchor still sees those of its own batch of %d",
+            batch,
+        )
+    if not isinstance(corpus.dataset, Dataset):
+        return
+    rows, needed = len(corpus.dataset), batch * arguments.world_size
+    if rows < 2:
+        raise InputError(
+            f"{corpus.report.files[0].name}: 1 sentence is not enough, it has no negatives; give at least 2"
+        )
+    if rows < needed and (arguments.dataloader_drop_last or arguments.world_size > 1):
+        raise InputError(f"{rows} sentences are fewer than one batch of {needed}; lower --per_device_train_batch_size")
+    if rows < batch:
+        logger.warning("only %d sentences for a batch of %d: every step sees them all", rows, batch)
+
+
+def _loss_options(arguments: LossArguments) -> dict[str, Any]:
+    """Options of the criterion, tried out now: a wrong one must not wait for the encoder."""
+    options = arguments.criterion_options()
+    try:
+        (Weince if arguments.loss == "weince" else InfoNCE)(**options)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"loss options: {error}") from error
+    return options
+
+
+def _check_model(model: ModelArguments, arguments: SimCSEArguments) -> None:
+    config = read_model_config(
+        str(model.model_name_or_path),
+        cache_dir=model.cache_dir,
+        revision=model.model_revision,
+        trust_remote_code=model.trust_remote_code,
+    )
+    limit = position_limit(config)
+    if arguments.max_seq_length < 3 or (limit and arguments.max_seq_length > limit):
+        raise InputError(
+            f"--max_seq_length {arguments.max_seq_length} is not between 3 and {limit}, this model's limit"
+        )
+
+
+# ---- with the encoder, before the first step ----
+
+
+def _build(model: ModelArguments, arguments: SimCSEArguments) -> SimCSEEncoder:
+    options = asdict(model)
+    if arguments.fp16 and model.torch_dtype == "float16":
+        logger.warning("--fp16 trains float32 weights under autocast; ignoring --torch_dtype float16")
+        options["torch_dtype"] = "float32"
+    return build_encoder(options.pop("model_name_or_path"), device=str(arguments.device), **options)
+
+
+def _first_texts(dataset: Any) -> list[str]:
+    column = dataset.column_names[0]
+    return [row[column] for row in dataset.take(_TOKEN_SAMPLE)]
+
+
+def _token_report(encoder: SentenceTransformer, texts: list[str], max_length: int) -> dict[str, int]:
+    """Count, among the first texts, those that are cut and those whose token ids repeat after the cut."""
+    features = encoder.preprocess(texts, max_length=max_length)
+    uncut = encoder.preprocess(texts)["attention_mask"].sum(1)
+    keys = text_keys(features)
+    repeated = [count for count in Counter(keys.tolist()).values() if count > 1] if keys is not None else []
+    report = {
+        "texts": len(texts),
+        "truncated": int((uncut > max_length).sum()),
+        "with_equal_ids": sum(repeated),
+        "redundant": sum(repeated) - len(repeated),
+    }
+    logger.info(
+        "of the first %d texts %d are cut at %d tokens; %d have equal token ids (%d redundant), "
+        "which are not each other's negatives",
+        report["texts"], report["truncated"], max_length, report["with_equal_ids"], report["redundant"],
+    )  # fmt: skip
+    return report
+
+
+def _negatives_per_anchor(arguments: SimCSEArguments, columns: int) -> int:
+    """Negatives of an anchor in a full batch: the in-batch candidates of every further column, less the positive."""
+    return arguments.per_device_train_batch_size * max(columns - 1, 1) - 1
+
+
+# ---- after the last step ----
+
+
+def _spearman(model: SentenceTransformer, pairs: GradedPairs, arguments: SimCSEArguments) -> float | None:
+    score = STSEvaluator(pairs, "test", arguments.eval_batch_size)(model)["test_spearman_cosine"]
+    return None if math.isnan(score) else score
+
+
+def _dev_scores(trainer: SimCSETrainer) -> dict[int, float]:
+    """Step -> score of every evaluation, those before a resume included."""
+    metric = trainer.args.metric_for_best_model
+    return {int(entry["step"]): entry[metric] for entry in trainer.state.log_history if metric in entry}
+
+
+def _check_saved(
+    result: TrainingResult, dev: GradedPairs | None, test: GradedPairs | None, arguments: SimCSEArguments
+) -> TrainingResult:
+    """Load the saved folder as anyone would and hold it against the score it was saved for."""
+    saved = SentenceTransformer(str(arguments.output_dir), device=str(arguments.device))
+    claimed = result.dev_best if arguments.load_best_model_at_end else result.dev_last
+    if dev and claimed is not None and not math.isnan(claimed):
+        evaluator = STSEvaluator(dev, _dev_name(dev), arguments.eval_batch_size)
+        found = evaluator(saved)[str(arguments.metric_for_best_model).removeprefix("eval_")]
+        if not abs(found - claimed) <= 1e-4:
+            raise RuntimeError(
+                f"the saved encoder scores {found:.4f} on {dev.name}, not the {claimed:.4f} of its training"
+            )
+    return replace(result, test_after=_spearman(saved, test, arguments)) if test else result
+
+
+def _warn_of_decline(result: TrainingResult) -> None:
+    if result.dev_best is None:
+        return
+    logger.info("best score %.4f at step %s of %d", result.dev_best, result.best_step, result.steps)
+    if result.dev_last is not None and result.dev_last < result.dev_best - _FALLEN:
+        logger.warning(
+            "the last score %.4f is far below the best: train shorter or with a lower --learning_rate", result.dev_last
+        )
+    if result.dev_before is not None and result.dev_best < result.dev_before:
+        logger.warning(
+            "training made this encoder worse: %.4f before, %.4f at best; keep the one you started from",
+            result.dev_before, result.dev_best,
+        )  # fmt: skip
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN: an undefined number is null."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
