@@ -1,18 +1,20 @@
 """The sentence encoder: any Hugging Face backbone, SimCSE's poolings, and the head that exists in training only."""
 
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Module, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WeightedLayerPooling
-from sentence_transformers.util import is_sentence_transformer_model
-from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig
+from sentence_transformers.util import batch_to_device, is_sentence_transformer_model
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from simcse_weince.errors import InputError
 
@@ -21,11 +23,8 @@ logger = logging.getLogger(__name__)
 PoolerType = Literal["cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last"]
 POOLER_TYPES: tuple[PoolerType, ...] = ("cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last")
 
-# The names under which configurations of transformers keep a dropout probability that acts on the encoder.
-_DROPOUT_OPTIONS = (
-    "hidden_dropout_prob", "attention_probs_dropout_prob", "hidden_dropout", "attention_dropout", "dropout",
-    "dropout_rate", "embedding_dropout", "mlp_dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop",
-)  # fmt: skip
+# How configurations of transformers name a dropout probability, and which of them act on other heads only.
+_DROPOUT_NAME, _HEAD_DROPOUT_NAME = re.compile("dropout|pdrop"), re.compile("classif|qa_|summary|pooler")
 # Two views of one sentence closer than this carry no noise at all: float32 rounding alone gives 1 - 3e-7.
 _SAME_VIEW_COSINE = 1 - 1e-6
 # Model types whose position ids start after the padding id.
@@ -88,6 +87,12 @@ class SimCSEEncoder(SentenceTransformer):
             self._modules.clear()
             self._modules.update(modules)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights; a state without the head, such as a checkpoint's, leaves the head as it is."""
+        names = [f"{name}." for name, module in self.named_children() if isinstance(module, TrainOnlyHead)]
+        head = {key: value for key, value in self.state_dict().items() if key.startswith(tuple(names))}
+        return super().load_state_dict({**head, **state_dict}, strict, assign)
+
     def save(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Save everything but the head; see ``SentenceTransformer.save``."""
         with self.without_train_only_head():
@@ -136,42 +141,44 @@ def build_encoder(
     if mlp_only_train and pooler_type not in (None, "cls"):
         raise InputError(f"--mlp_only_train is the MLP of --pooler_type cls and does not go with {pooler_type}")
     pooler_type = "cls" if mlp_only_train else pooler_type
+    if torch_dtype not in (None, "auto") and not isinstance(getattr(torch, torch_dtype, None), torch.dtype):
+        raise InputError(f"--torch_dtype {torch_dtype} is not a type of torch; use float32, bfloat16 or float16")
+    weights = {"dtype": torch_dtype, "attn_implementation": attn_implementation}
     options: dict[str, Any] = {
-        "model_kwargs": {"torch_dtype": torch_dtype, "attn_implementation": attn_implementation},
-        "processor_kwargs": {},
+        "cache_folder": cache_dir,
+        "revision": model_revision,
+        "trust_remote_code": trust_remote_code,
+        "model_kwargs": {key: value for key, value in weights.items() if value is not None},
         "config_kwargs": _dropout_options(config, dropout),
     }
-    options["model_kwargs"] = {key: value for key, value in options["model_kwargs"].items() if value is not None}
     stored = is_sentence_transformer_model(model_name_or_path, cache_folder=cache_dir, revision=model_revision)
     try:
-        if pooler_type is None and stored and tokenizer_name is None:
-            encoder = SimCSEEncoder(
-                model_name_or_path,
-                device=device,
-                cache_folder=cache_dir,
-                revision=model_revision,
-                trust_remote_code=trust_remote_code,
-                **options,
-            )
+        if pooler_type is None and stored:
+            encoder = SimCSEEncoder(model_name_or_path, device=device, **options)
+            if tokenizer_name is not None:
+                first_module: Any = encoder[0]
+                first_module.processor = AutoTokenizer.from_pretrained(
+                    tokenizer_name, cache_dir=cache_dir, model_max_length=encoder.max_seq_length
+                )
         else:
             if pooler_type is None:
                 logger.warning(
                     "%s stores no pooling; using the first token (--pooler_type cls_before_pooler)", model_name_or_path
                 )
-            if pooler_type in ("avg_top2", "avg_first_last"):
-                options["config_kwargs"]["output_hidden_states"] = True
-            hub = {"cache_dir": cache_dir, "revision": model_revision, "trust_remote_code": trust_remote_code}
-            for keywords in options.values():
-                keywords.update({key: value for key, value in hub.items() if value is not None})
-            transformer = Transformer(model_name_or_path, tokenizer_name_or_path=tokenizer_name, **options)
+            options["config_kwargs"]["output_hidden_states"] = pooler_type in ("avg_top2", "avg_first_last")
+            # Transformer.load, not the constructor: it reads the length and casing that a stored encoder has.
+            transformer = Transformer.load(
+                model_name_or_path, init_defaults={"tokenizer_name_or_path": tokenizer_name}, **options
+            )
             pooling = _pooling_modules(transformer, pooler_type or "cls_before_pooler", mlp_only_train)
-            encoder = SimCSEEncoder(modules=[transformer, *pooling], device=device)
-    except (OSError, ValueError, ImportError) as error:
+            encoder = SimCSEEncoder(modules=[transformer, *pooling], device=device, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise InputError(f"{model_name_or_path}: the model cannot be loaded ({_first_line(error)})") from error
     if dropout is not None:
         for module in encoder.modules():
             if isinstance(module, nn.Dropout):
                 module.p = dropout
+    _settle_layers(encoder)
     _fit_tokenizer(encoder, config)
     return encoder
 
@@ -203,16 +210,18 @@ def position_limit(config: PretrainedConfig) -> int | None:
 def _fit_tokenizer(encoder: SimCSEEncoder, config: PretrainedConfig) -> None:
     """Bound the length by the position table and make padding possible."""
     limits = [limit for limit in (encoder.max_seq_length, position_limit(config)) if limit]
-    encoder.max_seq_length = min(limits)
+    encoder.max_seq_length = min(limits, default=None)
     tokenizer = encoder.tokenizer
+    if tokenizer.padding_side == "left" and getattr(config, "rope_parameters", None) is None:
+        logger.warning("padding on the right instead of the left, which would shift the positions of shorter texts")
+        tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise InputError("the tokenizer has neither a padding nor an end token; add one with tokenizer.add_tokens")
         logger.warning("the tokenizer has no padding token; padding with its end token %r", tokenizer.eos_token)
         tokenizer.pad_token = tokenizer.eos_token
-    backbone_config: Any = encoder[0].config
-    if backbone_config.pad_token_id is None:
-        backbone_config.pad_token_id = tokenizer.pad_token_id
+    if encoder.config is not None and encoder.config.pad_token_id is None:
+        encoder.config.pad_token_id = tokenizer.pad_token_id
 
 
 def _pooling_modules(transformer: Transformer, pooler_type: PoolerType, mlp_only_train: bool) -> list[Module]:
@@ -230,20 +239,42 @@ def _pooling_modules(transformer: Transformer, pooler_type: PoolerType, mlp_only
         return [Pooling(width, pooling_mode="mean")]
     layers = config.num_hidden_layers
     # all_layer_embeddings starts with the word embeddings, so layer k of the backbone has index k.
-    weights = [1.0] + [0.0] * (layers - 2) + [1.0] if pooler_type == "avg_first_last" else [1.0, 1.0]
     start = 1 if pooler_type == "avg_first_last" else layers - 1
-    fixed = nn.Parameter(torch.tensor(weights if layers > 1 else [1.0] * (layers + 1 - start)), requires_grad=False)
-    layer_mean = WeightedLayerPooling(width, num_hidden_layers=layers, layer_start=start, layer_weights=fixed)
-    return [layer_mean, Pooling(width, pooling_mode="mean")]
+    weights = torch.zeros(layers + 1 - start)
+    weights[[0, -1]] = 1
+    return [WeightedLayerPooling(width, layers, start, nn.Parameter(weights)), Pooling(width, pooling_mode="mean")]
+
+
+def _pooler_layer(backbone: Any) -> nn.Linear | None:
+    """The backbone's own [CLS] MLP, where converted SimCSE checkpoints keep the trained one."""
+    pooler = getattr(backbone, "pooler", None)
+    layer = getattr(pooler, "dense", pooler)
+    return layer if isinstance(layer, nn.Linear) else None
 
 
 def _pooler_weights(transformer: Transformer) -> dict[str, Any]:
-    """The backbone's own [CLS] MLP, where converted SimCSE checkpoints keep the trained one."""
-    dense = getattr(getattr(transformer.model, "pooler", None), "dense", None)
-    if not isinstance(dense, nn.Linear):
+    layer = _pooler_layer(transformer.model)
+    if layer is None:
         logger.warning("this backbone has no pooler: the MLP of --pooler_type cls starts at random")
         return {}
-    return {"init_weight": dense.weight.detach().clone(), "init_bias": dense.bias.detach().clone()}
+    return {"init_weight": layer.weight.detach().clone(), "init_bias": layer.bias.detach().clone()}
+
+
+def _settle_layers(encoder: SimCSEEncoder) -> None:
+    """Make one layer of the two copies of the ``cls`` MLP, and freeze what is no part of the graph or not to be learnt.
+
+    One layer: ``pooler_output`` of the saved backbone then is the sentence embedding, too, and the trained MLP is found
+    there. Frozen: DDP waits for the gradient of every other weight.
+    """
+    pooler = _pooler_layer(encoder.transformers_model)
+    if pooler is not None:
+        pooler.requires_grad_(False)
+    for module in encoder:
+        if isinstance(module, WeightedLayerPooling):
+            module.requires_grad_(False)
+        elif isinstance(module, Dense) and pooler is not None:
+            if all(map(torch.equal, module.linear.parameters(), pooler.parameters())):
+                module.linear = pooler.requires_grad_(True)
 
 
 def _dropout_options(config: PretrainedConfig, dropout: float | None) -> dict[str, float]:
@@ -251,7 +282,12 @@ def _dropout_options(config: PretrainedConfig, dropout: float | None) -> dict[st
         return {}
     if not 0 <= dropout < 1:
         raise InputError(f"--dropout {dropout} is not a probability in [0, 1)")
-    return {name: dropout for name in _DROPOUT_OPTIONS if isinstance(getattr(config, name, None), (int, float))}
+    return {
+        name: dropout
+        for name, value in config.to_dict().items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+        if _DROPOUT_NAME.search(name) and not _HEAD_DROPOUT_NAME.search(name)
+    }
 
 
 @torch.no_grad()
@@ -260,18 +296,17 @@ def view_cosine(encoder: SentenceTransformer, sentences: list[str], max_length: 
 
     Exactly 1 (to float32 rounding) means that no dropout is active and both views are the same vector.
     """
-    mode = encoder.training
+    modes = {module: module.training for module in encoder.modules()}
     devices = [encoder.device] if encoder.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         encoder.train()
         try:
             options: dict[str, Any] = {} if max_length is None else {"max_length": max_length}
-            features = encoder.preprocess(2 * sentences, **options)
-            features = {key: value.to(encoder.device) if isinstance(value, Tensor) else value
-                        for key, value in features.items()}  # fmt: skip
+            features = batch_to_device(encoder.preprocess(2 * sentences, **options), encoder.device)
             first, second = encoder(features)["sentence_embedding"].double().chunk(2)
         finally:
-            encoder.train(mode)
+            for module, mode in modes.items():
+                module.training = mode
     return torch.cosine_similarity(first, second).mean().item()
 
 
