@@ -1,4 +1,4 @@
-"""What data/README.md promises about data/sample."""
+"""What data/README.md promises about data/sample, and about the public data sets where they are at hand."""
 
 import re
 import unicodedata
@@ -110,3 +110,25 @@ def test_a_pretrained_encoder_predicts_the_grade(readme, rows, scores, minilm):
         spearman = spearmanr(scores, (first * second).sum(axis=1)).statistic
         listed = float(_table(readme, "sentence vectors")[f"all-MiniLM-L6-v2, {name}"][0])
         assert spearman == pytest.approx(listed, abs=0.01)
+
+
+def test_readme_checksums_equal_the_public_files(readme, shared):
+    from simcse_weince.sentence.pairs import load_sts
+
+    listed = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", readme, re.MULTILINE)}
+    senteval, original, stsb = (str(shared / "data" / name) for name in ("senteval", "sts_original", "stsb"))
+    for year in range(12, 17):
+        assert load_sts(f"sts{year}", data_dir=senteval).sha256 == listed[f"STS{year}, SentEval"]
+        assert load_sts(f"sts{year}", data_dir=original).sha256 == listed[f"STS{year}, original"]
+    for split in ("train", "dev", "test"):
+        assert load_sts("stsb", split, data_dir=senteval).sha256 == listed[f"sts-{split}.csv, SentEval"]
+        assert load_sts("stsb", split, data_dir=stsb).sha256 == listed[f"sts-{split}.csv, original"]
+    assert load_sts("sickr", data_dir=senteval).sha256 == listed["SICK_test_annotated.txt"]
+
+
+def test_the_pair_reader_loses_nothing(rows, scores):
+    from simcse_weince.sentence.pairs import read_pairs
+
+    pairs = read_pairs(DATA / "sample" / "pairs.tsv")
+    assert (pairs.first, pairs.second) == ([row[0] for row in rows], [row[1] for row in rows])
+    assert pairs.scores.tolist() == scores.tolist()
