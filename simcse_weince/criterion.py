@@ -1,0 +1,506 @@
+"""Contrastive criteria: embeddings in, loss out.
+
+`InfoNCE` compares each anchor with its positive and its negatives through a softmax of cosines. `Weince` replaces, per
+anchor, a part of the softmax logit by the logit that extreme-value theory gives for scores with an endpoint.
+`ReleasedWeince` is the objective of the authors' public training script.
+
+Erol, Evren, Ozel, Morgan, Ryu, Zheng, "When Softmax Fails at the Top: Extreme-Value Corrections for InfoNCE",
+ICML 2026, arXiv 2606.00262.
+
+Numerics: normalisation, cosines, shortfalls and logits are computed in float32 whatever comes in and whatever autocast
+surrounds the call (float64 embeddings stay float64), because in bfloat16 a shortfall of 1e-6 is 0. Nothing waits for
+the device: statistics are tensors until :meth:`InfoNCE.stats` is called.
+"""
+
+import logging
+import math
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from simcse_weince.links import blended_link, shortfall, shortfall_link, softmax_link
+from simcse_weince.tail import (
+    FEWEST_NEGATIVES,
+    TailFit,
+    TailStatistics,
+    burn_in,
+    evidence_gate,
+    fit_tail,
+    hardness_gate,
+    nearest_rank,
+    shrunk_shape,
+    tail_size,
+)
+
+logger = logging.getLogger(__name__)
+
+SMALLEST_NORM = 1e-6
+"""An embedding shorter than this has no direction: its cosines are 0 and it gets no gradient."""
+
+COLLAPSED = 0.999
+"""Mean cosine of negatives beyond which the encoder maps everything to one point."""
+
+POOLED_FRACTION, POOLED_MINIMUM = 0.05, 1024
+"""The tail of all negatives of a batch taken together, as in the authors' code."""
+
+
+class Comparison(NamedTuple):
+    """Which candidates each anchor is compared with: all that the losses need to know of a layout.
+
+    Attributes:
+        anchors: (A, d) unit vectors.
+        candidates: (C, d) unit vectors.
+        positive: (A,) the column of each anchor's positive.
+        dropped: (A, C) bool, True for candidates in neither denominator nor tail, never for a positive; None for none.
+        most_negatives: number of negatives of an anchor of which no candidate is masked.
+        zero_norm_rows: rows of the batch in which an embedding has no direction, for the statistics; scalar.
+    """
+
+    anchors: Tensor
+    candidates: Tensor
+    positive: Tensor
+    dropped: Tensor | None
+    most_negatives: int
+    zero_norm_rows: Tensor
+
+    def cosine(self) -> Tensor:
+        """Cosine of every anchor with every candidate, (A, C)."""
+        return self.anchors @ self.candidates.T
+
+    def fill_dropped(self, values: Tensor, fill: float) -> Tensor:
+        """``values`` (A, C) with ``fill`` in place of all candidates that are not compared."""
+        return values if self.dropped is None else values.masked_fill(self.dropped, fill)
+
+    def only_negatives(self, cosine: Tensor) -> Tensor:
+        """``cosine`` (A, C) with -inf in place of everything but the unmasked negatives."""
+        return self.fill_dropped(cosine, -math.inf).scatter(1, self.positive[:, None], -math.inf)
+
+    def split(self, size: int) -> list["Comparison"]:
+        """The same comparison for ``size`` anchors at a time."""
+        anchors, positive = self.anchors.split(size), self.positive.split(size)
+        dropped = [None] * len(anchors) if self.dropped is None else self.dropped.split(size)
+        parts = zip(anchors, positive, dropped, strict=True)
+        return [self._replace(anchors=a, positive=p, dropped=d) for a, p, d in parts]
+
+
+class _Look(NamedTuple):
+    """What a look at the cosines keeps: small tensors without gradient, which concatenate over chunks of anchors."""
+
+    positive: Tensor  # (A,) cosine of the positive
+    negative: Tensor  # (A,) mean cosine of the unmasked negatives, 0 without any
+    negatives: Tensor  # (A,) number of unmasked negatives
+    smallest: Tensor  # (A, k) smallest shortfalls of each anchor, increasing
+    pooled: Tensor  # (p,) smallest shortfalls of all anchors together
+
+
+class InfoNCE(nn.Module):
+    """InfoNCE over cosines: ``mean_i [ logsumexp_j s_ij / temperature - s_i,i+ / temperature ]``.
+
+    Args:
+        temperature: divides the cosine. 0.05 for text (SimCSE), 0.5 for images (SimCLR).
+        layout: who is compared with whom, for N pairs of views. "cross_view": N anchors (first view) against N
+            candidates (second view) and any hard negatives (SimCSE); "columns" is the same in the words of
+            sentence-transformers. "both_views": 2N anchors against 2N candidates, without themselves (NT-Xent, SimCLR).
+        chunk_size: number of anchors whose cosines are held at a time; None holds all. The values are the same, memory
+            shrinks, and cosines are computed three times.
+        reduction: "mean" over anchors, or "none" for one loss per anchor.
+
+    Raises:
+        ValueError: for an argument out of range; the message names it.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.05,
+        *,
+        layout: str = "cross_view",
+        chunk_size: int | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        """Check and keep the options."""
+        super().__init__()
+        self.temperature = _number("temperature", temperature, 0, above=True)
+        self.layout = _choice("layout", layout, ("cross_view", "both_views", "columns"))
+        self.chunk_size = None if chunk_size is None else _count("chunk_size", chunk_size)
+        self.reduction = _choice("reduction", reduction, ("mean", "none"))
+        self._last: dict[str, Tensor] = {}
+        self._warned: set[str] = set()
+
+    def forward(self, first: Tensor, second: Tensor, *negatives: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Loss of a batch of N pairs.
+
+        Args:
+            first: (N, d) embeddings of the first view, of any length and floating dtype.
+            second: (N, d) embeddings of the second view; row i is the positive of row i of ``first``.
+            negatives: (N, d) each, columns of hard negatives, shared by all anchors; not for "both_views".
+            keep: (A, C) bool; False leaves candidate j out of the denominator and of the tail of anchor i. A is N and C
+                is N * (1 + columns of negatives); for "both_views" both are 2N. A positive is always kept.
+
+        Returns:
+            Scalar, or (A,) for ``reduction="none"``; float32, or float64 for float64 embeddings. Without any negative
+            it is 0, and so is its gradient.
+
+        Raises:
+            ValueError: for tensors whose shapes or dtypes do not fit; the message names the argument.
+        """
+        losses = self.anchor_losses(self.compare(first, second, *negatives, keep=keep))
+        return losses.mean() if self.reduction == "mean" else losses
+
+    def compare(self, first: Tensor, second: Tensor, *negatives: Tensor, keep: Tensor | None = None) -> Comparison:
+        """Normalise a batch and lay it out; arguments as in :meth:`forward`."""
+        columns = (first, second, *negatives)
+        for name, column in zip(("first", "second", *["negatives"] * len(negatives)), columns, strict=True):
+            if column.ndim != 2 or column.shape != first.shape or not column.numel() or not column.is_floating_point():
+                raise ValueError(
+                    f"{name} must be a non-empty floating (N, d) tensor shaped like first, "
+                    f"got {column.dtype} {tuple(column.shape)} beside {tuple(first.shape)}"
+                )
+        if negatives and self.layout == "both_views":
+            raise ValueError('negatives need layout="cross_view": in "both_views" all candidates are views of anchors')
+        dtype = torch.float64 if any(column.dtype == torch.float64 for column in columns) else torch.float32
+        units, zero = zip(*(_unit_vectors(column.to(dtype)) for column in columns), strict=True)
+        positive = torch.arange(len(first), device=first.device)
+        if self.layout == "both_views":
+            anchors = candidates = torch.cat(units)
+            own = torch.arange(len(anchors), device=first.device)
+            positive, most_negatives = own.roll(len(first)), len(candidates) - 2
+        else:
+            anchors, candidates = units[0], torch.cat(units[1:]) if negatives else units[1]
+            own, most_negatives = None, len(candidates) - 1
+        dropped = _dropped(keep, (len(anchors), len(candidates)), positive, own)
+        # A blank sentence has no direction in either view, but it is one row of the batch.
+        return Comparison(anchors, candidates, positive, dropped, most_negatives, torch.stack(zero).any(0).sum())
+
+    def anchor_losses(self, comparison: Comparison) -> Tensor:
+        """Loss of each anchor, (A,), for hosts that lay out anchors and candidates themselves."""
+        with torch.autocast(comparison.anchors.device.type, enabled=False):
+            if self.chunk_size is None or self.chunk_size >= len(comparison.anchors):
+                cosine = comparison.cosine()
+                look = self._look(comparison, cosine.detach(), len(cosine))
+                return self._losses(comparison, self._weights(comparison, look), cosine)
+            # The pivot needs all anchors: look at every chunk first, then compute losses, once more in backward.
+            weights = self._weights(comparison, self._survey(comparison)).split(self.chunk_size)
+            losses = [
+                checkpoint(self._losses, *part, use_reentrant=False, preserve_rng_state=False)
+                for part in zip(comparison.split(self.chunk_size), weights, strict=True)
+            ]
+            return torch.cat(losses)
+
+    def stats(self) -> dict[str, float]:
+        """Numbers of the last call for a log; only here is the device waited for. Empty before the first call.
+
+        Means over the anchors that have negatives: positive_cosine and negative_cosine (of unmasked negatives), for
+        `Weince` also blend, shape, hardness, evidence, r_squared and pivot. Counts: masked_candidates (left out by
+        ``keep``), zero_norm_rows (rows of the batch in which an embedding has no direction), anchors_without_tail
+        (fewer than 10 negatives). A collapsed encoder and, for `Weince`, anchors without a tail are warned of once.
+        """
+        if not self._last:
+            return {}
+        last = {name: value.float() for name, value in self._last.items()}
+        negatives, masked = last.pop("negatives"), last.pop("masked")
+        compared = negatives > 0
+        values = {
+            name: value if value.ndim == 0 else torch.where(compared, value, 0).sum() / compared.sum().clamp(min=1)
+            for name, value in last.items()
+        }
+        values["masked_candidates"] = masked.sum()
+        values["anchors_without_tail"] = (negatives < FEWEST_NEGATIVES).sum().float()
+        numbers = dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
+        if numbers["negative_cosine"] > COLLAPSED:
+            self._warn_once("the embeddings have collapsed: the mean cosine of a negative exceeds %.3f", COLLAPSED)
+        if "blend" in numbers and numbers["anchors_without_tail"]:
+            self._warn_once("anchors with fewer than %d negatives have no tail: plain InfoNCE", FEWEST_NEGATIVES)
+        return numbers
+
+    @torch.no_grad()
+    def _look(self, chunk: Comparison, cosine: Tensor, anchors: int) -> _Look:
+        """Measure a chunk of a batch of ``anchors``."""
+        positive = cosine.gather(1, chunk.positive[:, None])[:, 0]
+        negatives = torch.full_like(chunk.positive, chunk.most_negatives)
+        if chunk.dropped is not None:
+            negatives = cosine.shape[1] - 1 - chunk.dropped.sum(1)
+        mean = (chunk.fill_dropped(cosine, 0).sum(1) - positive) / negatives.clamp(min=1)
+        return _Look(positive, mean, negatives, cosine.new_empty(len(cosine), 0), cosine.new_empty(0))
+
+    @torch.no_grad()
+    def _survey(self, comparison: Comparison) -> _Look:
+        """Measure all anchors of a batch, a chunk at a time."""
+        anchors = len(comparison.anchors)
+        chunks = comparison.split(self.chunk_size or anchors)
+        looks = [self._look(chunk, chunk.cosine(), anchors) for chunk in chunks]
+        return _Look(*(torch.cat(parts) for parts in zip(*looks, strict=True)))
+
+    def _weights(self, comparison: Comparison, look: _Look) -> Tensor:
+        """Remember the look for :meth:`stats`; derive from it what the losses need of each anchor, (A, any number)."""
+        self._last = {
+            "positive_cosine": look.positive,
+            "negative_cosine": look.negative,
+            "negatives": look.negatives,
+            "masked": comparison.most_negatives - look.negatives,
+            "zero_norm_rows": comparison.zero_norm_rows,
+        }
+        return look.positive.new_empty(len(look.positive), 0)
+
+    def _losses(self, chunk: Comparison, weights: Tensor, cosine: Tensor | None = None) -> Tensor:
+        cosine = chunk.cosine() if cosine is None else cosine
+        logits = chunk.fill_dropped(self._logits(cosine, weights), -math.inf)
+        return F.cross_entropy(logits, chunk.positive, reduction="none")
+
+    def _logits(self, cosine: Tensor, weights: Tensor) -> Tensor:
+        return softmax_link(cosine, self.temperature)
+
+    def _warn_once(self, message: str, *values: object) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message, *values)
+
+
+class Weince(InfoNCE):
+    """WEINCE: InfoNCE in which, per anchor, a part of the logit is the shortfall link of a bounded tail.
+
+    ``logit_ij = (1 - blend_i) * s_ij / temperature - blend_i * shape_i * log(1 - s_ij + floor)``
+
+    ``blend`` and ``shape`` are statistics of the anchor's hardest negatives (see `simcse_weince.tail`); no gradient
+    flows through them and nothing is trainable. An anchor with fewer than 10 unmasked negatives, or whose hardest
+    negatives are all equally near, has no tail to estimate: its blend is 0, plain InfoNCE. With ``gate`` and ``shape``
+    both given as numbers nothing is estimated, and they hold for every anchor.
+
+    Args:
+        temperature, layout, chunk_size, reduction: as in `InfoNCE`.
+        gate: "both" (hardness gate times evidence gate), "hardness", "evidence", or a fixed blend in [0, 1].
+        evidence: "regression" (the paper: practically always positive), or "likelihood" (calibrated: closes where the
+            tail is exponential; its shape is the Hill estimate).
+        shape: "anchor" (each anchor's own estimate), "shrunk" (drawn towards the estimate of the whole batch), or a
+            fixed number, not clipped. 1.0 is what the authors' published runs use; 0.0 leaves InfoNCE at temperature
+            ``temperature / (1 - blend)``.
+        floor: added to the shortfall, see `simcse_weince.links.shortfall_link`. 1e-6 reproduces the authors' values.
+        tail_fraction: share of an anchor's negatives that makes up its tail, in (0, 1].
+        min_tail_size: number of negatives below which the share does not go.
+        pivot: shortfall at which the hardness gate is one half. None takes the ``pivot_quantile`` of the batch, so the
+            gate is open for the hardest anchors of any batch, near the cap or not.
+        pivot_quantile: quantile (nearest rank) of the anchors' hardness.
+        hardness_sharpness: slope of the hardness gate in log shortfall.
+        evidence_sharpness: slope of the evidence gate.
+        evidence_margin: evidence, in units of AIC, at which the evidence gate is one half.
+        shape_bounds: estimates of the shape are clipped to these.
+
+    Raises:
+        ValueError: for an argument out of range; the message names it.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.05,
+        *,
+        layout: str = "cross_view",
+        gate: str | float = "both",
+        evidence: str = "regression",
+        shape: str | float = "anchor",
+        floor: float = 1e-4,
+        tail_fraction: float = 0.10,
+        min_tail_size: int = 32,
+        pivot: float | None = None,
+        pivot_quantile: float = 0.2,
+        hardness_sharpness: float = 10.0,
+        evidence_sharpness: float = 1.0,
+        evidence_margin: float = 2.0,
+        shape_bounds: tuple[float, float] = (0.5, 16.0),
+        chunk_size: int | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        """Check and keep the options."""
+        super().__init__(temperature, layout=layout, chunk_size=chunk_size, reduction=reduction)
+        self.gate = _choice_or_number("gate", gate, ("both", "hardness", "evidence"), high=1)
+        self.evidence = _choice("evidence", evidence, ("regression", "likelihood"))
+        self.shape = _choice_or_number("shape", shape, ("anchor", "shrunk"))
+        self.floor = _number("floor", floor, 0, above=True)
+        self.tail_fraction = _number("tail_fraction", tail_fraction, 0, 1, above=True)
+        self.min_tail_size = _count("min_tail_size", min_tail_size)
+        self.pivot = None if pivot is None else _number("pivot", pivot, 0, 2, above=True)
+        self.pivot_quantile = _number("pivot_quantile", pivot_quantile, 0, 1)
+        self.hardness_sharpness = _number("hardness_sharpness", hardness_sharpness, 0)
+        self.evidence_sharpness = _number("evidence_sharpness", evidence_sharpness, 0)
+        self.evidence_margin = _number("evidence_margin", evidence_margin)
+        if not isinstance(shape_bounds, (tuple, list)) or len(shape_bounds) != 2:
+            raise ValueError(f"shape_bounds must be a pair of numbers, got {shape_bounds!r}")
+        low = _number("shape_bounds", shape_bounds[0], 0, above=True)
+        self.shape_bounds = (low, _number("shape_bounds", shape_bounds[1], low))
+        self._pools = shape == "shrunk"
+
+    @torch.no_grad()
+    def anchor_statistics(
+        self, first: Tensor, second: Tensor, *negatives: Tensor, keep: Tensor | None = None
+    ) -> TailStatistics:
+        """The tail statistics that :meth:`forward` uses, for the same arguments."""
+        comparison = self.compare(first, second, *negatives, keep=keep)
+        with torch.autocast(first.device.type, enabled=False):
+            return self._statistics(comparison.most_negatives, self._survey(comparison))
+
+    @torch.no_grad()
+    def _look(self, chunk: Comparison, cosine: Tensor, anchors: int) -> _Look:
+        look = super()._look(chunk, cosine, anchors)
+        hard = chunk.only_negatives(cosine)
+        size = max(1, tail_size(chunk.most_negatives, self.tail_fraction, self.min_tail_size))
+        look = look._replace(smallest=shortfall(hard.topk(size).values))
+        if self._pools:
+            pool = max(1, tail_size(anchors * chunk.most_negatives, POOLED_FRACTION, POOLED_MINIMUM))
+            look = look._replace(pooled=shortfall(hard.flatten().topk(min(pool, hard.numel())).values))
+        return look
+
+    @staticmethod
+    def _pooled_fit(look: _Look, evidence: str) -> TailFit:
+        """The negatives of all anchors as the tail of one, shape (1,)."""
+        return fit_tail(
+            look.pooled.sort().values[None],
+            look.negatives.sum()[None],
+            fraction=POOLED_FRACTION,
+            minimum=POOLED_MINIMUM,
+            evidence=evidence,
+        )
+
+    @torch.no_grad()
+    def _statistics(self, most_negatives: int, look: _Look) -> TailStatistics:
+        fraction, minimum = self.tail_fraction, self.min_tail_size
+        fit = fit_tail(look.smallest, look.negatives, fraction=fraction, minimum=minimum, evidence=self.evidence)
+        blend, shape = torch.ones_like(fit.hardness), fit.shape
+        if self.pivot is None:
+            pivot = nearest_rank(fit.hardness, look.negatives, self.pivot_quantile)
+        else:
+            pivot = fit.hardness.new_full((), self.pivot)
+        if self.gate in ("both", "hardness"):
+            blend = blend * hardness_gate(fit.hardness, pivot, self.hardness_sharpness)
+        if self.gate in ("both", "evidence"):
+            blend = blend * evidence_gate(fit.evidence, self.evidence_margin, self.evidence_sharpness)
+        if isinstance(self.gate, float):
+            blend = torch.full_like(blend, self.gate)
+        if isinstance(self.gate, str) or isinstance(self.shape, str):
+            blend = torch.where(fit.estimable, blend, 0)
+        if self.shape == "shrunk":
+            shape = shrunk_shape(fit, self._pooled_fit(look, self.evidence))
+        shape = torch.full_like(shape, self.shape) if isinstance(self.shape, float) else shape.clamp(*self.shape_bounds)
+        size = tail_size(most_negatives, fraction, minimum)
+        points = max(0, size - (burn_in(size) if self.evidence == "regression" else 1))
+        return TailStatistics(blend, shape, fit.hardness, fit.evidence, fit.r_squared, fit.shape, pivot, points)
+
+    def _weights(self, comparison: Comparison, look: _Look) -> Tensor:
+        super()._weights(comparison, look)
+        tail = self._statistics(comparison.most_negatives, look)
+        self._last |= {name: value for name, value in tail._asdict().items() if isinstance(value, Tensor)}
+        return torch.stack([tail.blend, tail.shape], dim=1)
+
+    def _logits(self, cosine: Tensor, weights: Tensor) -> Tensor:
+        blend, shape = weights[:, 0:1], weights[:, 1:2]
+        return blended_link(cosine, blend, shape, self.temperature, self.floor)
+
+
+class ReleasedWeince(Weince):
+    """The objective of the authors' public training script, which is not that of the paper.
+
+    To the WEINCE loss with shape 1 it adds two losses over the ``top_m`` hardest negatives of each anchor: one through
+    the shortfall link, with one shape for the batch, and one through the softmax. That shape is the slope of log rank
+    in log shortfall over the smallest 5 % (at least 1024) of all negatives of the batch, used if it explains 85 % of
+    the variance, clipped to ``shape_bounds`` and averaged over the calls, ``0.9 * old + 0.1 * new``, from 4.0.
+
+    The average is the buffer ``shape_average``; it is updated before it is used, and only where gradients are enabled,
+    so that evaluation changes nothing. ``gate=0.0`` gives InfoNCE with the same two terms.
+
+    Args:
+        weibull_weight: weight of the shortfall term.
+        softmax_weight: weight of the softmax term.
+        top_m: number of hardest negatives of each anchor in these terms; all, if it has fewer.
+        options: those of `Weince`, of which ``shape`` is 1.0 and ``floor`` 1e-6, as in the script, unless given.
+
+    Raises:
+        ValueError: for an argument out of range; the message names it.
+    """
+
+    shape_average: Tensor
+
+    def __init__(
+        self,
+        temperature: float = 0.5,
+        *,
+        layout: str = "both_views",
+        weibull_weight: float = 0.5,
+        softmax_weight: float = 0.5,
+        top_m: int = 50,
+        **options: Any,
+    ) -> None:
+        """Check and keep the options."""
+        super().__init__(temperature, layout=layout, **{"shape": 1.0, "floor": 1e-6, **options})
+        self.weibull_weight = _number("weibull_weight", weibull_weight, 0)
+        self.softmax_weight = _number("softmax_weight", softmax_weight, 0)
+        self.top_m = _count("top_m", top_m)
+        self._pools = True
+        self.register_buffer("shape_average", torch.tensor(4.0))
+
+    def _weights(self, comparison: Comparison, look: _Look) -> Tensor:
+        weights = super()._weights(comparison, look)
+        if torch.is_grad_enabled():
+            self._update(self._pooled_fit(look, "regression"))
+        # A copy: neither this graph nor the statistics may see the update of the next call.
+        self._last["shape_average"] = self.shape_average.clone()
+        return torch.cat([weights, self._last["shape_average"].to(weights).expand(len(weights), 1)], dim=1)
+
+    @torch.no_grad()
+    def _update(self, pooled: TailFit) -> None:
+        accepted = pooled.estimable & (pooled.r_squared >= 0.85)
+        new = 0.9 * self.shape_average + 0.1 * pooled.shape.clamp(*self.shape_bounds)
+        self.shape_average.copy_(torch.where(accepted, new, self.shape_average)[0])
+
+    def _losses(self, chunk: Comparison, weights: Tensor, cosine: Tensor | None = None) -> Tensor:
+        cosine = chunk.cosine() if cosine is None else cosine
+        hardest = chunk.only_negatives(cosine).topk(min(self.top_m, cosine.shape[1])).values
+        top = torch.cat([cosine.gather(1, chunk.positive[:, None]), hardest], dim=1)
+        first = torch.zeros_like(chunk.positive)
+        weibull = F.cross_entropy(shortfall_link(top, weights[:, 2:], self.floor), first, reduction="none")
+        softmax = F.cross_entropy(softmax_link(top, self.temperature), first, reduction="none")
+        return super()._losses(chunk, weights, cosine) + self.weibull_weight * weibull + self.softmax_weight * softmax
+
+
+def _unit_vectors(embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    """Directions (N, d) and, (N,), which rows have none: those are 0 and receive no gradient at all."""
+    norm = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
+    zero = norm < SMALLEST_NORM
+    return embeddings / norm.masked_fill(zero, math.inf), zero[:, 0]
+
+
+def _dropped(keep: Tensor | None, shape: tuple[int, int], positive: Tensor, own: Tensor | None) -> Tensor | None:
+    """The candidates that are not compared, (A, C): those a user's mask leaves out, and the anchor itself."""
+    if keep is not None and (keep.dtype != torch.bool or tuple(keep.shape) != shape):
+        raise ValueError(f"keep must be a bool tensor of shape {shape}, got {keep.dtype} {tuple(keep.shape)}")
+    if keep is None and own is None:
+        return None
+    dropped = torch.zeros(shape, dtype=torch.bool, device=positive.device) if keep is None else ~keep
+    dropped = dropped.scatter(1, positive[:, None], False)
+    return dropped if own is None else dropped.scatter(1, own[:, None], True)
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    return str(value)
+
+
+def _choice_or_number(name: str, value: object, choices: tuple[str, ...], high: float = math.inf) -> str | float:
+    return _choice(name, value, choices) if isinstance(value, str) else _number(name, value, 0, high)
+
+
+def _count(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number from 1, got {value!r}")
+    return value
+
+
+def _number(name: str, value: object, low: float = -math.inf, high: float = math.inf, *, above: bool = False) -> float:
+    """``value`` as a float, finite and in [low, high], or in (low, high] for ``above=True``."""
+    number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    if not math.isfinite(number) or not low <= number <= high or (above and number == low):
+        raise ValueError(
+            f"{name} must be a finite number {'above' if above else 'from'} {low} up to {high}, got {value!r}"
+        )
+    return number
