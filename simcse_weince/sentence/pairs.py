@@ -389,8 +389,6 @@ def _load_from_hub(task: str, split: str, cache_dir: str | None) -> GradedPairs:
     digest = hashlib.sha256(json.dumps(columns).encode()).hexdigest()
     pairs = _collect(Path(repository), enumerate(zip(*columns, strict=True), 1), len(columns[0]), {repository: digest})
     if task == "sickr":
-        note = (
-            f"mteb/sickr-sts, {len(pairs):,} pairs of all splits, not comparable with the papers' test split of 4,927"
-        )
+        note = f"SICK-R of mteb/sickr-sts, {len(pairs):,} pairs of all splits, not the 4,927 of the papers"
         return replace(pairs, name=task, split="all", note=note)
     return replace(pairs, name=task, split=split)
