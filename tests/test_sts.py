@@ -216,6 +216,17 @@ def test_ev01_a_collapsed_model_is_undefined_not_zero(tmp_path, caplog):
     assert "sts-dev: the correlations are undefined (constant predictions)" in caplog.text
 
 
+def test_ev01_a_model_that_is_not_finite_leaves_no_nan_in_the_json(tmp_path):
+    model = SentenceTransformer(write_tiny_bert(tmp_path / "bert"), device="cpu")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(float("nan"))
+    results = evaluate_model(model, [graded()])
+    json.dumps(results.to_json(), allow_nan=False)
+    assert results.tasks[0].correlations["all"].reason == "values that are not finite"
+    assert results.tasks[0].uniformity is None
+
+
 @pytest.mark.parametrize("undefined_at", [(0,), (1,), (0, 1)])
 def test_ev01_the_trainer_never_selects_an_undefined_score(tmp_path, encoder, undefined_at):
     class Scripted(STSEvaluator):

@@ -127,10 +127,11 @@ def bootstrap_intervals(
         pearson.append(_row_pearson(gold[picks], predicted[picks].astype(np.float64)))
     tail = 50 * (1 - level)
 
-    def interval(values: list[np.ndarray]) -> tuple[float, float]:
+    def interval(chunks: list[np.ndarray]) -> tuple[float, float] | None:
+        values = np.concatenate(chunks)
         # A resample of one repeated value has no correlation and is left out.
-        low, high = np.nanpercentile(np.concatenate(values), (tail, 100 - tail))
-        return float(low), float(high)
+        values = values[np.isfinite(values)]
+        return (float(np.percentile(values, tail)), float(np.percentile(values, 100 - tail))) if len(values) else None
 
     return {"spearman": interval(spearman), "pearson": interval(pearson)}
 
@@ -228,11 +229,12 @@ def _encode_distinct(
     return lambda wanted: vectors[[rows[sentence] for sentence in wanted]]
 
 
-def _geometry(pairs: GradedPairs, vectors: _Lookup) -> tuple[float | None, float | None]:
-    """Alignment over the positive pairs and uniformity over the distinct sentences (``DEFINITIONS``)."""
+def _geometry(pairs: GradedPairs, vectors: _Lookup) -> tuple[float | None, ...]:
+    """Alignment and uniformity (``DEFINITIONS``), None where there is no pair or a vector is not finite."""
     positives = np.flatnonzero(pairs.positives)
     first, second = (vectors([side[row] for row in positives]) for side in (pairs.first, pairs.second))
-    return alignment(first, second), uniformity(vectors(list(dict.fromkeys((*pairs.first, *pairs.second)))))
+    both = alignment(first, second), uniformity(vectors(list(dict.fromkeys((*pairs.first, *pairs.second)))))
+    return tuple(value if value is not None and np.isfinite(value) else None for value in both)
 
 
 class STSEvaluator(BaseEvaluator):
@@ -251,14 +253,7 @@ class STSEvaluator(BaseEvaluator):
         batch_size: int = 128,
         show_progress_bar: bool | None = None,
     ) -> None:
-        """Prepare an evaluation.
-
-        Args:
-            pairs: The graded pairs.
-            name: Prefix of the metrics.
-            batch_size: Sentences encoded at a time.
-            show_progress_bar: None shows one only on a terminal.
-        """
+        """Score `pairs` under the prefix `name`; a progress bar of None is one on terminals only."""
         super().__init__()
         self.pairs = pairs
         self.name = name
