@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
-from sentence_transformers.sentence_transformer.modules import WeightedLayerPooling
+from sentence_transformers.sentence_transformer.modules import Dropout, WeightedLayerPooling
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 from transformers import (
@@ -318,6 +318,14 @@ def test_ln02_dropout_reaches_modules_configuration_and_attention(
     }[architecture]
     assert [saved[name] for name in names] == [0.1] * len(names)
     assert saved.get("qa_dropout", 0.1) == 0.1 and saved.get("seq_classif_dropout", 0.2) == 0.2
+
+
+def test_dropout_reaches_modules_that_no_configuration_of_transformers_names(tiny_bert: str, tmp_path: Path):
+    stored = build_encoder(tiny_bert, pooler_type="avg", device="cpu")
+    stored.append(Dropout(0.0))
+    stored.save(str(tmp_path / "stored"))
+    encoder = build_encoder(str(tmp_path / "stored"), dropout=0.2, device="cpu")
+    assert [module.p for module in encoder[2].modules() if isinstance(module, nn.Dropout)] == [0.2]
 
 
 def test_dropout_out_of_range_is_refused(tiny_bert: str):

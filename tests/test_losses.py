@@ -287,6 +287,15 @@ def test_text_keys_of_neighbouring_texts_differ():
     assert text_keys(repeated).unique().numel() == 512
 
 
+@pytest.mark.parametrize("both_views", [False, True])
+def test_masking_never_waits_for_the_device(both_views: bool):
+    """Tensors without values: anything that had to look at one would raise."""
+    columns = [{"input_ids": torch.ones(4, 9, dtype=torch.long, device="meta")} for _ in range(2)]
+    assert _keep_mask(columns, both_views).shape == ((8, 8) if both_views else (4, 4))
+    flattened = {"input_ids": torch.ones(1, 9, dtype=torch.long), "cu_seq_lens_q": torch.tensor([0, 4, 9])}
+    assert text_keys({name: value.to("meta") for name, value in flattened.items()}).shape == (2,)
+
+
 def test_inputs_that_are_not_text_have_no_keys():
     assert text_keys({"pixel_values": torch.zeros(2, 3, 8, 8)}) is None
     ids = torch.ones(2, 4, dtype=torch.long)

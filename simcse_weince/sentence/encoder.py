@@ -233,7 +233,12 @@ def _pooling_modules(transformer: Transformer, pooler_type: PoolerType, mlp_only
         if pooler_type == "cls" and mlp_only_train:
             modules.append(TrainOnlyHead(width, getattr(config, "initializer_range", 0.02)))
         elif pooler_type == "cls":
-            modules.append(Dense(width, width, activation_function=nn.Tanh(), **_pooler_weights(transformer)))
+            modules.append(Dense(width, width, activation_function=nn.Tanh()))
+            pooler = _pooler_layer(transformer.model)
+            if pooler is None:
+                logger.warning("this backbone has no pooler: the MLP of --pooler_type cls starts at random")
+            else:
+                modules[-1].linear.load_state_dict(pooler.state_dict())
         return modules
     if pooler_type == "avg":
         return [Pooling(width, pooling_mode="mean")]
@@ -250,14 +255,6 @@ def _pooler_layer(backbone: Any) -> nn.Linear | None:
     pooler = getattr(backbone, "pooler", None)
     layer = getattr(pooler, "dense", pooler)
     return layer if isinstance(layer, nn.Linear) else None
-
-
-def _pooler_weights(transformer: Transformer) -> dict[str, Any]:
-    layer = _pooler_layer(transformer.model)
-    if layer is None:
-        logger.warning("this backbone has no pooler: the MLP of --pooler_type cls starts at random")
-        return {}
-    return {"init_weight": layer.weight.detach().clone(), "init_bias": layer.bias.detach().clone()}
 
 
 def _settle_layers(encoder: SimCSEEncoder) -> None:
