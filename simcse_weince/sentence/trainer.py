@@ -4,8 +4,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,18 +66,15 @@ class SimCSETrainer(SentenceTransformerTrainer):
         super().log(logs, start_time)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Evaluate without the autocast that accelerate puts around the forward of the model being trained."""
-        with self._without_autocast():
-            return super().evaluation_loop(*args, **kwargs)
-
-    @contextmanager
-    def _without_autocast(self) -> Iterator[None]:
-        wrapped = self.model.__dict__.pop("forward", None)
+        """Evaluate without the autocast that accelerate puts around the forward, and restore the training mode."""
+        training = self.model.training
+        under_autocast = self.model.__dict__.pop("forward", None)
         try:
-            yield
+            return super().evaluation_loop(*args, **kwargs)
         finally:
-            if wrapped is not None:
-                self.model.__dict__["forward"] = wrapped
+            self.model.train(training)
+            if under_autocast is not None:
+                self.model.__dict__["forward"] = under_autocast
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         target = Path(str(output_dir or self.args.output_dir))

@@ -119,16 +119,19 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
         arguments.eval_on_start = False
     outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.save_model()
+    if trainer.state.best_model_checkpoint is not None:
+        trainer.state.best_model_checkpoint = Path(trainer.state.best_model_checkpoint).name
     trainer.save_state()
     trainer.save_metrics("train", outcome.metrics)
 
     scores = _dev_scores(trainer)
+    best = max((step for step in scores if step > 0), key=lambda step: scores[step], default=None)
     result = TrainingResult(
         steps=trainer.state.global_step,
-        best_step=trainer.state.best_global_step if scores else None,
+        best_step=best,
         dev_name=_title(dev) if dev else None,
         dev_before=scores.get(0),
-        dev_best=trainer.state.best_metric if scores else None,
+        dev_best=None if best is None else scores[best],
         dev_last=scores.get(trainer.state.global_step),
         test_name=_title(test) if test else None,
         test_before=test_before,
@@ -154,7 +157,7 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
             },
             "result": asdict(result),
         }
-        write_text(output_dir / "run.json", json.dumps(_without_nan(run), indent=2, default=str) + "\n")
+        write_text(output_dir / "run.json", json.dumps(run, indent=2, default=str, allow_nan=False) + "\n")
     return result
 
 
@@ -355,9 +358,10 @@ def _spearman(model: SentenceTransformer, pairs: GradedPairs, arguments: SimCSEA
 
 
 def _dev_scores(trainer: SimCSETrainer) -> dict[int, float]:
-    """Step -> score of every evaluation, those before a resume included."""
-    metric = trainer.args.metric_for_best_model
-    return {int(entry["step"]): entry[metric] for entry in trainer.state.log_history if metric in entry}
+    """Step -> score of every evaluation that has one, those before a resume included."""
+    metric = str(trainer.args.metric_for_best_model)
+    entries = [entry for entry in trainer.state.log_history if math.isfinite(entry.get(metric, math.nan))]
+    return {int(entry["step"]): entry[metric] for entry in entries}
 
 
 def _check_saved(
@@ -366,7 +370,7 @@ def _check_saved(
     """Load the saved folder as anyone would and hold it against the score it was saved for."""
     saved = SentenceTransformer(str(arguments.output_dir), device=str(arguments.device))
     claimed = result.dev_best if arguments.load_best_model_at_end else result.dev_last
-    if dev and claimed is not None and not math.isnan(claimed):
+    if dev and claimed is not None:
         evaluator = STSEvaluator(dev, _dev_name(dev), arguments.eval_batch_size)
         found = evaluator(saved)[str(arguments.metric_for_best_model).removeprefix("eval_")]
         if not abs(found - claimed) <= 1e-4:
@@ -389,12 +393,3 @@ def _warn_of_decline(result: TrainingResult) -> None:
             "training made this encoder worse: %.4f before, %.4f at best; keep the one you started from",
             result.dev_before, result.dev_best,
         )  # fmt: skip
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON has no NaN: an undefined number is null."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

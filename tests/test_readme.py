@@ -1,0 +1,43 @@
+"""The README's blocks run as they stand, and what it names exists."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_three_uses_run_in_order(tmp_path, minilm):
+    """Every bash and python block, in a copy of the folders that they read."""
+    for name in ("data", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    blocks = re.findall(r"```(bash|python)\n(.*?)```", README, flags=re.DOTALL)
+    assert [language for language, _ in blocks] == ["bash", "bash", "python"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+    for language, block in blocks:
+        program = ["bash", "-euo", "pipefail", "-c", block] if language == "bash" else [sys.executable, "-c", block]
+        done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, f"{block}\n{done.stderr[-3000:]}"
+    assert (tmp_path / "runs/readme/scores.json").is_file() and (tmp_path / "runs/readme/sentences.npy").is_file()
+
+
+def test_every_option_it_names_exists():
+    from simcse_weince.sentence.arguments import _GROUPS, _Parser
+
+    known = {option for action in _Parser(_GROUPS)._actions for option in action.option_strings}
+    source = (ROOT / "simcse_weince" / "cli.py").read_text()
+    for option in set(re.findall(r"(?<![\w-])--[a-z_0-9]+", README)):
+        assert option in known or f'"{option}"' in source or option == "--config", option
+
+
+def test_every_file_it_names_exists():
+    for name in set(re.findall(r"(?:scripts|data)/[\w/.]+\.(?:sh|py|yaml|md|txt|tsv)", README)):
+        assert (ROOT / name).is_file(), name

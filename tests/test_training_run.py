@@ -1,0 +1,523 @@
+"""Whole runs of ``simcse-weince train`` on tiny encoders: what is checked, written, restored and reported."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+
+from simcse_weince import InfoNCELoss, ReleasedWeince, SimCSEArguments, SimCSETrainer, STSEvaluator
+from simcse_weince.cli import main
+from simcse_weince.sentence.arguments import parse_training_arguments
+from simcse_weince.sentence.encoder import build_encoder, view_cosine
+from simcse_weince.sentence.pairs import read_pairs
+from simcse_weince.sentence.trainer import last_complete_checkpoint
+from simcse_weince.sentence.training_run import train
+from tests.tiny_models import write_tiny_bert
+
+PAIRS = """sentence1\tsentence2\tscore
+a red door\ta red house\t3.0
+the cat sleeps\tthe dog sleeps\t2.5
+a man plays music\ta man plays the music\t4.8
+rain falls on the city\tthe train is blue\t0.2
+six people on a river\tfour people on the river\t3.5
+the year is one\tthe first year\t4.0
+a woman runs\ta blue lamp\t0.0
+the dog runs\tthe dog is still\t1.5
+"""
+SENTENCES = [f"{who} {what} {where}" for who in ("the man", "a woman", "the dog", "people")
+             for what in ("runs", "sleeps", "plays music", "plans a train")
+             for where in ("in the city", "by the river", "at the red door")]  # fmt: skip
+
+
+class RunningLoss(InfoNCELoss):
+    """A loss that remembers something from batch to batch."""
+
+    criterion_class = ReleasedWeince
+
+    def get_config_dict(self):
+        return {}
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder with an encoder, sentences and graded pairs."""
+    write_tiny_bert(tmp_path / "encoder")
+    (tmp_path / "text.txt").write_text("\n".join(SENTENCES) + "\n")
+    (tmp_path / "pairs.tsv").write_text(PAIRS)
+    return tmp_path
+
+
+def command(place: Path, *extra, out="out", text="text.txt", encoder="encoder"):
+    """A run of 6 steps of 16 sentences, evaluated every 2."""
+    return [
+        "--model_name_or_path", str(place / encoder), "--train_file", str(place / text),
+        "--output_dir", str(place / out), "--eval_file", str(place / "pairs.tsv"), "--cache_dir", str(place / "cache"),
+        "--per_device_train_batch_size", "16", "--max_steps", "6", "--eval_steps", "2", "--learning_rate", "1e-3",
+        "--logging_steps", "1", "--pooler_type", "cls", "--mlp_only_train", "--save_total_limit", "9",
+        "--use_cpu", *map(str, extra),
+    ]  # fmt: skip
+
+
+def run(place, *extra, **where):
+    return train(parse_training_arguments(command(place, *extra, **where)))
+
+
+def refused(place, capfd, *extra, **where):
+    """Exit code 2, one sentence, no traceback, and the encoder was not loaded."""
+    assert main(["train", *command(place, *extra, **where)]) == 2
+    error = capfd.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("simcse-weince: error: ") and "Traceback" not in error
+    return error
+
+
+def history(place, out="out"):
+    return json.loads((place / out / "trainer_state.json").read_text())["log_history"]
+
+
+def weights(place, out="out"):
+    return load_file(place / out / "model.safetensors")
+
+
+def assert_equal_runs(place, first, second):
+    one, two = weights(place, first), weights(place, second)
+    assert one.keys() == two.keys()
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
+    timing = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "train_runtime",
+              "train_samples_per_second", "train_steps_per_second", "total_flos"}  # fmt: skip
+    logs = [
+        [{k: v for k, v in entry.items() if k not in timing} for entry in history(place, out) if "loss" in entry]
+        for out in (first, second)
+    ]
+    assert logs[0] == logs[1] and len(logs[0]) == 6
+
+
+# ---- what a run leaves behind ----
+
+
+def test_tr01_saved_folder_scores_as_in_training(place, capfd):
+    """Score in training = plain SentenceTransformer on the folder = the evaluate command; the head is not saved."""
+    result = run(place, "--bf16")
+    pairs = read_pairs(place / "pairs.tsv")
+    saved = SentenceTransformer(str(place / "out"), device="cpu")
+    assert [type(module).__name__ for module in saved] == ["Transformer", "Pooling"]
+    assert STSEvaluator(pairs)(saved)["sts-dev_spearman_cosine"] == pytest.approx(result.dev_best, abs=1e-6)
+    assert main(["evaluate", str(place / "out"), "--pairs", str(place / "pairs.tsv"), "--output",
+                 str(place / "scores.json"), "--device", "cpu"]) == 0  # fmt: skip
+    scores = json.loads((place / "scores.json").read_text())
+    assert scores["tasks"][0]["correlations"]["all"]["spearman"] == pytest.approx(result.dev_best, abs=1e-6)
+    assert f"{100 * result.dev_best:.2f}" in capfd.readouterr().out
+    assert not any("head" in name for name in weights(place))
+
+
+def test_tr13_same_seed_same_result_with_provenance(place):
+    run(place, out="one")
+    run(place, out="two")
+    assert_equal_runs(place, "one", "two")
+    record = json.loads((place / "one" / "run.json").read_text())
+    for key in ("versions", "seed", "device", "precision", "arguments", "corpus", "negatives_per_anchor", "result"):
+        assert key in record
+    assert record["corpus"]["kept"] == len(SENTENCES) and len(record["corpus"]["files"][0]["sha256"]) == 64
+    assert record["graded_pairs"]["dev"]["pairs"] == 8 and record["negatives_per_anchor"] == 15
+
+
+def test_files_that_are_shared_name_no_folder_of_this_machine(place):
+    run(place)
+    for path in (place / "out").rglob("*"):
+        if path.suffix in (".json", ".md", ".yaml", ".txt") and "checkpoint" not in str(path.relative_to(place)):
+            assert str(place) not in path.read_text(), path.name
+    assert not list((place / "out").rglob("training_args.bin"))
+
+
+def test_tr07_everything_written_loads_without_pickled_code(place):
+    from transformers.trainer_pt_utils import safe_globals
+
+    run(place)
+    files = [path for path in (place / "out").rglob("*") if path.suffix in (".pt", ".pth", ".bin")]
+    assert files
+    with safe_globals():  # NumPy's own random state, in the host's rng_state.pth
+        for path in files:
+            torch.load(path, weights_only=True)
+
+
+def test_statistics_are_in_the_log(place):
+    run(place)
+    entries = [entry for entry in history(place) if "loss" in entry]
+    for name in ("blend", "shape", "evidence", "hardness", "positive_cosine", "negative_cosine", "masked_candidates"):
+        assert all(name in entry for entry in entries), name
+    assert 0 < entries[0]["blend"] < 1
+
+
+def test_evaluation_before_the_first_and_after_the_last_step(place):
+    run(place, "--max_steps", "5")
+    assert [entry["step"] for entry in history(place) if "eval_dev_spearman_cosine" in entry] == [0, 2, 4, 5]
+
+
+def test_infonce_trains_too(place):
+    result = run(place, "--loss", "infonce", "--temperature", "0.1")
+    assert result.steps == 6 and all("blend" not in entry for entry in history(place))
+
+
+def test_pairs_and_hard_negatives_train_without_dropout(place):
+    write_tiny_bert(place / "still", dropout=0.0)
+    rows = ["anchor,positive,negative"] + [
+        f"{a},{b},the train is late" for a, b in zip(SENTENCES, SENTENCES[1:], strict=False)
+    ]
+    (place / "triplets.csv").write_text("\n".join(rows) + "\n")
+    run(place, text="triplets.csv", encoder="still")
+    assert json.loads((place / "out" / "run.json").read_text())["negatives_per_anchor"] == 31
+
+
+def test_streaming(place):
+    assert run(place, "--streaming", "--max_steps", "2").steps == 2
+
+
+# ---- modes, best checkpoint, metric ----
+
+
+def test_tr02_training_mode_survives_evaluation(place):
+    encoder = build_encoder(str(place / "encoder"), pooler_type="cls", mlp_only_train=True, device="cpu")
+    pairs = read_pairs(place / "pairs.tsv")
+    arguments = SimCSEArguments(str(place / "out"), use_cpu=True, max_steps=2, metric_for_best_model="loss",
+                                load_best_model_at_end=False, save_strategy="no", eval_steps=1)  # fmt: skip
+    trainer = SimCSETrainer(encoder, arguments, Dataset.from_dict({"text": SENTENCES}), loss=InfoNCELoss(encoder),
+                            evaluator=STSEvaluator(pairs))  # fmt: skip
+    encoder.train()
+    first, second = trainer.evaluate(), trainer.evaluate()
+    key = "eval_sts-dev_spearman_cosine"
+    assert encoder.training and first[key] == second[key]
+    assert view_cosine(encoder, SENTENCES[:4]) < 0.999
+
+
+def test_tr03_unknown_metric_is_refused_with_the_known_ones(place, capfd):
+    error = refused(place, capfd, "--metric_for_best_model", "foo")
+    assert "foo" in error and "dev_spearman_cosine" in error and "stsb_spearman" in error
+
+
+@pytest.mark.parametrize("name", ["stsb_spearman", "dev_spearman_cosine", "eval_dev_pearson_cosine", "pearson"])
+def test_tr03_metric_names_of_simcse_and_of_the_host(place, name):
+    run(place, "--metric_for_best_model", name, "--max_steps", "2")
+    assert (place / "out" / "modules.json").is_file()
+
+
+def script_scores(monkeypatch, scores):
+    """Make evaluations during training return `scores` in turn; what they really are stays in the result."""
+    real = STSEvaluator.__call__
+    remaining = list(scores)
+
+    def scripted(self, model, output_path=None, epoch=-1, steps=-1):
+        metrics = real(self, model, output_path, epoch, steps)
+        if steps > 0:
+            metrics[self.primary_metric] = remaining.pop(0)
+        return metrics
+
+    monkeypatch.setattr(STSEvaluator, "__call__", scripted)
+
+
+def test_tr04_best_model_is_restored_whole(place, monkeypatch):
+    """The best of three evaluations is the first: saved are its weights, not the last ones."""
+    pairs = read_pairs(place / "pairs.tsv")
+    run(place, "--max_steps", "2", out="short")
+    truth = STSEvaluator(pairs)(SentenceTransformer(str(place / "short"), device="cpu"))
+    script_scores(monkeypatch, [truth["sts-dev_spearman_cosine"], -0.9, -0.95])
+    result = run(place, "--lr_scheduler_type", "constant", out="again")
+    assert result.best_step == 2
+    best = load_file(place / "again" / "checkpoint-2" / "model.safetensors")
+    last = load_file(place / "again" / "checkpoint-6" / "model.safetensors")
+    assert all(torch.equal(weights(place, "again")[name], best[name]) for name in best)
+    assert any(not torch.equal(best[name], last[name]) for name in best)
+
+
+def test_tr04_a_saved_folder_that_scores_otherwise_is_an_error(place, monkeypatch):
+    script_scores(monkeypatch, [0.99, 0.5, 0.4])
+    with pytest.raises(RuntimeError, match=r"scores -?0\.\d+ on .*, not the 0\.9900"):
+        run(place)
+
+
+def test_tr08_decline_is_reported(place, monkeypatch, caplog):
+    script_scores(monkeypatch, [0.8, 0.7, 0.5])
+    monkeypatch.setattr("simcse_weince.sentence.training_run._check_saved", lambda result, *rest: result)
+    result = run(place)
+    assert (result.best_step, result.dev_best, result.dev_last) == (2, 0.8, 0.5)
+    assert "best score 0.8000 at step 2 of 6" in caplog.text
+    assert "far below the best" in caplog.text
+
+
+def test_tr08_a_run_that_only_harms_says_so(place, monkeypatch, caplog):
+    script_scores(monkeypatch, [-0.99, -0.99, -0.99])
+    monkeypatch.setattr("simcse_weince.sentence.training_run._check_saved", lambda result, *rest: result)
+    run(place)
+    assert "training made this encoder worse" in caplog.text
+
+
+def test_ev01_an_undefined_score_is_null_and_never_best(place):
+    constant = "".join(f"{line.rsplit(chr(9), 1)[0]}\t2.5\n" for line in PAIRS.splitlines()[1:])
+    (place / "pairs.tsv").write_text("sentence1\tsentence2\tscore\n" + constant)
+    result = run(place)
+    assert result.best_step is None and result.dev_best is None and result.dev_last is None
+    assert json.loads((place / "out" / "run.json").read_text())["result"]["dev_before"] is None
+
+
+def test_early_stopping(place, monkeypatch):
+    script_scores(monkeypatch, [0.8, 0.7, 0.6])
+    monkeypatch.setattr("simcse_weince.sentence.training_run._check_saved", lambda result, *rest: result)
+    assert run(place, "--early_stopping_patience", "1").steps == 4
+
+
+def test_tr12_learning_rate_and_weight_decay_reach_the_optimizer(place, monkeypatch):
+    seen = {}
+    create = SimCSETrainer.create_optimizer
+
+    def spy(self, *args):
+        optimizer = create(self, *args)
+        seen["groups"] = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+        seen["parameters"] = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        seen["head"] = {id(p) for p in self.model.train_only_head.parameters()}
+        return optimizer
+
+    monkeypatch.setattr(SimCSETrainer, "create_optimizer", spy)
+    run(place, "--learning_rate", "2e-4", "--weight_decay", "0.3")
+    assert {decay for _, decay in seen["groups"]} == {0.3, 0.0} and all(lr <= 2e-4 for lr, _ in seen["groups"])
+    assert seen["head"] <= seen["parameters"]
+
+
+# ---- stopping and going on ----
+
+
+@pytest.mark.parametrize("stop", [2, 4])
+def test_tr06_resume_is_the_same_run(place, stop):
+    """Stopped in the first or in the second epoch (of 3 steps) and resumed: weights and statistics are bit-equal."""
+    run(place, "--max_steps", "6", out="whole")
+    run(place, "--max_steps", "6", out="parts")
+    for folder in (place / "parts").glob("checkpoint-*"):
+        if int(folder.name.split("-")[1]) > stop:
+            subprocess.run(["rm", "-r", str(folder)], check=True)
+    (place / "parts" / "model.safetensors").unlink()
+    run(place, "--max_steps", "6", "--resume_from_checkpoint", "last", out="parts")
+    assert_equal_runs(place, "whole", "parts")
+
+
+@pytest.mark.slow
+def test_tr06_kill_and_resume(place):
+    """kill -9 in the middle, resume: final weights and statistics are bit-equal to the uninterrupted run."""
+    run(place, out="whole")
+    words = command(place, out="parts")
+    program = [sys.executable, "-m", "simcse_weince.cli", "train", *words]
+    process = subprocess.Popen(program, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.time() + 120
+    while last_complete_checkpoint(place / "parts") is None and process.poll() is None and time.time() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL and not (place / "parts" / "run.json").exists()
+    assert main(["train", *words, "--resume_from_checkpoint", "last"]) == 0
+    assert_equal_runs(place, "whole", "parts")
+
+
+def test_resume_skips_a_checkpoint_that_was_being_written(place):
+    run(place)
+    newest = place / "out" / "checkpoint-6"
+    (newest / "trainer_state.json").write_text('{"epoch": 1.')
+    assert last_complete_checkpoint(place / "out").name == "checkpoint-4"
+
+
+def test_la04_state_of_the_loss_and_of_the_head_survive(place):
+    """A loss with a running average: 4 steps equal 2 steps, a stop, and 2 more from the checkpoint."""
+
+    def trained(out, resume=None):
+        encoder = build_encoder(str(place / "encoder"), pooler_type="cls", mlp_only_train=True, device="cpu")
+        loss = RunningLoss(encoder)
+        arguments = SimCSEArguments(str(place / out), use_cpu=True, max_steps=4, per_device_train_batch_size=16,
+                                    eval_strategy="no", save_steps=2, learning_rate=1e-3)  # fmt: skip
+        trainer = SimCSETrainer(encoder, arguments, Dataset.from_dict({"text": SENTENCES}), loss=loss)
+        trainer.train(resume_from_checkpoint=resume)
+        state = {**loss.criterion.state_dict(), **encoder.train_only_head.state_dict()}
+        return {name: tensor.clone() for name, tensor in state.items()}
+
+    whole = trained("whole")
+    resumed = trained("parts", str(place / "whole" / "checkpoint-2"))
+    assert len(whole) > 2 and all(torch.equal(whole[name], resumed[name]) for name in whole)
+    halfway = load_file(place / "whole" / "checkpoint-2" / "loss_state.safetensors")
+    assert any(not torch.equal(halfway[name], final) for name, final in
+               ((f"loss.criterion.{k}", v) for k, v in whole.items()) if name in halfway)  # fmt: skip
+
+
+def test_la04_a_checkpoint_without_that_state_warns(place, caplog):
+    run(place)
+    (place / "out" / "checkpoint-6" / "loss_state.safetensors").unlink()
+    run(place, "--resume_from_checkpoint", str(place / "out" / "checkpoint-6"), "--max_steps", "7")
+    assert "has no loss_state.safetensors" in caplog.text
+
+
+def test_la05_evaluation_leaves_the_loss_alone(place):
+    encoder = build_encoder(str(place / "encoder"), pooler_type="cls", device="cpu")
+    loss = RunningLoss(encoder)
+    data = Dataset.from_dict({"text": SENTENCES})
+    arguments = SimCSEArguments(str(place / "out"), use_cpu=True, per_device_eval_batch_size=16, eval_strategy="no")
+    trainer = SimCSETrainer(encoder, arguments, data, data, loss=loss)
+    before = {name: tensor.clone() for name, tensor in loss.state_dict().items()}
+    assert trainer.evaluate()["eval_loss"] > 0
+    assert all(torch.equal(before[name], tensor) for name, tensor in loss.state_dict().items())
+
+
+def test_an_earlier_run_is_not_overwritten(place, capfd):
+    run(place)
+    stamp = (place / "out" / "model.safetensors").stat().st_mtime_ns
+    error = refused(place, capfd)
+    assert "--overwrite_output_dir" in error and "--resume_from_checkpoint last" in error
+    assert (place / "out" / "model.safetensors").stat().st_mtime_ns == stamp
+    run(place, "--overwrite_output_dir")
+
+
+def test_tr10_nothing_of_a_run_stays_alive(place):
+    models = []
+    for number in range(3):
+        encoder = build_encoder(str(place / "encoder"), pooler_type="cls", device="cpu")
+        arguments = SimCSEArguments(str(place / f"out{number}"), use_cpu=True, max_steps=2, eval_strategy="no",
+                                    save_strategy="no", per_device_train_batch_size=16)  # fmt: skip
+        trainer = SimCSETrainer(encoder, arguments, Dataset.from_dict({"text": SENTENCES}), loss=InfoNCELoss(encoder))
+        trainer.train()
+        models.append(weakref.ref(encoder))
+        del encoder, trainer
+    gc.collect()
+    assert [model() for model in models] == [None] * 3
+
+
+# ---- what is found before the first step ----
+
+
+def test_ln02_dropout_off_is_refused(place, capfd):
+    write_tiny_bert(place / "still", dropout=0.0)
+    assert "--dropout 0.1" in refused(place, capfd, encoder="still")
+    run(place, "--dropout", "0.1", encoder="still")
+    assert [entry["positive_cosine"] for entry in history(place) if "loss" in entry][0] < 0.9999
+
+
+def test_ln08_the_last_batch_of_one(place, case_inputs):
+    """17 lines in batches of 16: the last row contributes nothing and nothing breaks."""
+    (place / "tail.txt").write_bytes((case_inputs / "train_tail_17.txt").read_bytes())
+    result = run(place, "--max_steps", "-1", "--num_train_epochs", "1", text="tail.txt")
+    losses = [entry["loss"] for entry in history(place) if "loss" in entry]
+    assert result.steps == 2 and losses[1] == 0 and losses[0] > 0
+
+
+@pytest.mark.parametrize("batch", [["1"], ["1", "--gradient_accumulation_steps", "64"]])
+def test_la10_a_batch_of_one_has_no_negatives(place, capfd, batch):
+    assert "no negatives" in refused(place, capfd, "--per_device_train_batch_size", *batch)
+
+
+def test_la10_accumulation_adds_no_negatives(place, caplog):
+    run(place, "--gradient_accumulation_steps", "2", "--max_steps", "2")
+    assert "adds no negatives" in caplog.text and "negatives per anchor: 15" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["train_empty.txt", "train_only_blank.txt"])
+def test_df11_nothing_to_train_on(place, capfd, case_inputs, name):
+    (place / name).write_bytes((case_inputs / name).read_bytes())
+    assert f"{name}: no usable sentences" in refused(place, capfd, text=name)
+
+
+def test_df12_one_sentence_and_fewer_than_a_batch(place, capfd, case_inputs, caplog):
+    (place / "one.txt").write_bytes((case_inputs / "train_one_line.txt").read_bytes())
+    assert "1 sentence is not enough" in refused(place, capfd, text="one.txt")
+    (place / "three.txt").write_text("a red door\nthe dog runs\nrain falls\n")
+    error = refused(place, capfd, "--dataloader_drop_last", text="three.txt")
+    assert "3 sentences are fewer than one batch of 16" in error
+    assert run(place, "--max_steps", "2", text="three.txt").steps == 2
+    assert "only 3 sentences for a batch of 16" in caplog.text
+
+
+def test_tk02_equal_ids_after_truncation_are_reported(place, case_inputs, caplog):
+    (place / "long.txt").write_bytes((case_inputs / "train_long_prefix.txt").read_bytes())
+    run(place, "--max_seq_length", "16", "--max_steps", "2", text="long.txt")
+    tokens = json.loads((place / "out" / "run.json").read_text())["tokens"]
+    assert (tokens["with_equal_ids"], tokens["redundant"]) == (4, 3) and tokens["truncated"] >= 4
+    assert [entry["masked_candidates"] for entry in history(place) if "loss" in entry][0] > 0
+
+
+def test_tk01_a_length_beyond_the_position_table_is_refused(place, capfd):
+    write_tiny_bert(place / "short", max_position_embeddings=40)
+    assert "--max_seq_length 64" in refused(place, capfd, "--max_seq_length", "64", encoder="short")
+
+
+@pytest.mark.parametrize("option", ["--eval_file", "--test_file"])
+def test_ev10_a_missing_file_is_found_before_the_encoder(place, capfd, monkeypatch, option):
+    monkeypatch.setattr("simcse_weince.sentence.training_run.build_encoder", None)
+    assert "missing.tsv" in refused(place, capfd, option, place / "missing.tsv")
+
+
+def test_sts_data_that_cannot_be_had_names_the_ways_out(place, capfd):
+    words = [word for word in command(place) if "pairs.tsv" not in word and word != "--eval_file"]
+    assert main(["train", *words]) == 2
+    error = capfd.readouterr().err.strip().splitlines()[-1]
+    assert "--data_dir" in error and "--eval_file" in error and "--eval_strategy no" in error
+
+
+def test_ev06_selecting_on_the_test_pairs_warns(place, caplog):
+    run(place, "--test_file", place / "pairs.tsv", "--max_steps", "2")
+    assert "it is optimistic" in caplog.text
+    record = json.loads((place / "out" / "run.json").read_text())["graded_pairs"]
+    assert record["dev"]["pairs"] == record["test"]["pairs"] == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--temperature", "0"], "temperature"),
+        (["--gate", "sometimes"], "gate"),
+        (["--shape_", "1"], "unknown option --shape_; did you mean --shape"),
+        (["--streaming", "--max_steps", "-1"], "--max_steps"),
+        (["--max_train_samples", "0"], "--max_train_samples 0"),
+        (["--pooler_type", "avg"], "--mlp_only_train"),
+        (["--train_file", "missing.txt"], "missing.txt"),
+        (["--model_name_or_path", "missing-encoder"], "missing-encoder"),
+        (["--resume_from_checkpoint", "nowhere"], "nowhere: not a complete checkpoint"),
+        (["--dropout", "1.5"], "--dropout 1.5"),
+    ],
+)
+def test_wrong_options_are_one_sentence(place, capfd, words, message):
+    assert message in refused(place, capfd, *words)
+
+
+# ---- where it writes, what it asks for ----
+
+
+def test_pk03_only_the_output_folder_changes(place, tmp_path_factory, monkeypatch):
+    """Run from an empty folder, with a nested output folder whose name has spaces."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+    before = {path for path in place.rglob("*")}
+    run(place, out="new folder/run one")
+    assert not list(Path.cwd().iterdir())
+    new = {path.relative_to(place).parts[0] for path in set(place.rglob("*")) - before}
+    assert new == {"new folder", "cache"}
+
+
+def test_pk05_local_files_need_no_network(place, monkeypatch):
+    import socket
+
+    def closed(*args, **kwargs):
+        raise OSError("the network is closed in this test")
+
+    monkeypatch.setattr(socket.socket, "connect", closed)
+    monkeypatch.setattr(socket, "create_connection", closed)
+    assert run(place).steps == 6
+
+
+@pytest.mark.slow
+def test_accelerate_launch_runs_the_script(place):
+    script = Path(__file__).parents[1] / "scripts" / "train_simcse.py"
+    program = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", str(script)]
+    subprocess.run([*program, *command(place)], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}, timeout=300,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    assert (place / "out" / "run.json").is_file()
