@@ -5,8 +5,9 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from simcse_weince.errors import InputError
 
@@ -24,8 +25,30 @@ simcse-weince COMMAND --help lists the options of a command."""
 
 
 class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one sentence, and that takes ``--data-dir`` for ``--data_dir``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
     def error(self, message: str) -> NoReturn:
-        raise InputError(message.replace("argument --", "--", 1))
+        raise InputError(f"{message.replace('argument --', '--', 1)}; see {self.prog} --help")
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        def underscored(word: str) -> str:
+            name, equals, value = word.partition("=")
+            return f"--{name[2:].replace('-', '_')}{equals}{value}" if name.startswith("--") else word
+
+        return self.parse_args([underscored(word) for word in arguments])
+
+
+def _at_least(smallest: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < smallest:
+            raise argparse.ArgumentTypeError(f"{value} is less than {smallest}")
+        return value
+
+    return number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _set_up_logging()
     try:
         if arguments[0] not in commands:
-            raise InputError(f"unknown command {arguments[0]}; choose one of {', '.join(commands)}")
+            raise InputError(f"unknown command {arguments[0]}; choose train, evaluate or encode")
         commands[arguments[0]](arguments[1:])
     except InputError as error:
         sys.stderr.write(f"simcse-weince: error: {error}\n")
@@ -68,7 +91,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder or Hugging Face id of the encoder")
     parser.add_argument("--tasks", default=None, help="stsb, sts12 ... sts16, sickr, comma separated, or sts for all")
     parser.add_argument("--split", default="test", choices=["train", "dev", "test"], help="split of stsb")
-    parser.add_argument("--data_dir", "--data-dir", help="local folder with the STS data; default: the hub")
+    parser.add_argument("--data_dir", help="local folder with the STS data; default: the hub")
     parser.add_argument("--pairs", nargs="+", metavar="FILE", help="own graded pairs (.csv .tsv .jsonl) instead")
     parser.add_argument("--pair_columns", nargs=3, metavar=("SENTENCE1", "SENTENCE2", "SCORE"))
     parser.add_argument("--delimiter", help="field separator of --pairs; default: by file")
@@ -76,11 +99,14 @@ def evaluate(arguments: Sequence[str]) -> None:
     parser.add_argument("--encoding", default="utf-8", help="encoding of --pairs")
     parser.add_argument("--skip_bad", action="store_true", help="leave out and count unusable rows of --pairs")
     parser.add_argument("--protocol", default="all", choices=["all", "mean", "wmean"], help="over parts of a set")
-    parser.add_argument("--bootstrap", type=int, default=1000, help="resamples of the 95 %% intervals; 0: none")
+    parser.add_argument(
+        "--bootstrap", type=_at_least(0), default=1000, help="resamples of the 95 %% intervals; 0: none"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the resamples")
     parser.add_argument("--output", metavar="FILE.json", help="write every figure with its provenance")
     _add_encoder_options(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
+    _check_output(options.output)
 
     from simcse_weince.sentence.pairs import concatenate, read_pairs
     from simcse_weince.sentence.sts import evaluate_model, format_table, load_suite, parse_tasks
@@ -101,7 +127,10 @@ def evaluate(arguments: Sequence[str]) -> None:
     if options.output:
         from simcse_weince.outputs import write_text
 
-        write_text(options.output, json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n")
+        # The name alone of a local folder: a shared file tells nothing about this machine.
+        name = Path(options.model).resolve().name if Path(options.model).is_dir() else options.model
+        record = {"model": name, "pooler_type": options.pooler_type or "as stored", **results.to_json()}
+        write_text(options.output, json.dumps(record, indent=2, allow_nan=False) + "\n")
 
 
 def encode(arguments: Sequence[str]) -> None:
@@ -110,11 +139,12 @@ def encode(arguments: Sequence[str]) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder or Hugging Face id of the encoder")
     parser.add_argument("input", metavar="INPUT", help="sentences: .txt .csv .tsv .jsonl .parquet, also .gz")
     parser.add_argument("--output", metavar="FILE.npy", required=True, help="where the array goes")
-    parser.add_argument("--text_column", "--text-column", help="column of the sentences in a table")
+    parser.add_argument("--text_column", help="column of the sentences in a table")
     parser.add_argument("--encoding", default="utf-8", help="encoding of INPUT")
     parser.add_argument("--normalize", action="store_true", help="scale every embedding to length 1")
     _add_encoder_options(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
+    _check_output(options.output)
 
     import numpy as np
 
@@ -137,10 +167,20 @@ def encode(arguments: Sequence[str]) -> None:
     sys.stdout.write(f"{vectors.shape[0]} embeddings of width {vectors.shape[1]} in {options.output}\n")
 
 
+def _check_output(output: str | None) -> None:
+    """Find out before the work, not after it, that its result cannot be written."""
+    if output is None:
+        return
+    folder = Path(output).parent
+    existing = next(place for place in (folder, *folder.resolve().parents) if place.exists())
+    if Path(output).is_dir() or not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise InputError(f"{output}: --output cannot be written there; name a file in a folder of yours")
+
+
 def _add_encoder_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pooler_type", choices=["cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last"],
                         help="pooling instead of the one that the model stores")  # fmt: skip
-    parser.add_argument("--batch_size", type=int, default=128, help="sentences encoded at a time")
+    parser.add_argument("--batch_size", type=_at_least(1), default=128, help="sentences encoded at a time")
     parser.add_argument("--torch_dtype", help="type of the weights, for example bfloat16; default: as stored")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the first GPU if there is one")
     parser.add_argument("--cache_dir", help="where downloads are kept; default: the Hugging Face cache")

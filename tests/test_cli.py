@@ -1,0 +1,115 @@
+"""``simcse-weince evaluate`` and ``encode``: what they print and write, and how they refuse."""
+
+import json
+import socket
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from simcse_weince.cli import main
+
+PAIRS = "sentence1\tsentence2\tscore\na red door\ta red house\t3\nthe cat\tthe dog\t1\nrain falls\tit rains\t5\n"
+
+
+@pytest.fixture
+def place(tmp_path, tiny_bert):
+    (tmp_path / "pairs.tsv").write_text(PAIRS)
+    (tmp_path / "text.txt").write_text("the dog runs\n\na red door\n")
+    return tmp_path
+
+
+def refused(capfd, *words):
+    assert main([str(word) for word in words]) == 2
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("simcse-weince: error: ") and "Traceback" not in "".join(lines)
+    return lines[-1]
+
+
+def test_evaluate_prints_and_writes(place, tiny_bert, capfd):
+    """Without a stored pooling the first token is used, and the JSON says what was measured, with nothing private."""
+    output = place / "new" / "scores.json"
+    words = ["evaluate", tiny_bert, "--pairs", str(place / "pairs.tsv"), "--output", str(output), "--bootstrap=50"]
+    assert main(words) == 0
+    printed = capfd.readouterr().out
+    assert "pairs.tsv" in printed and "3 pairs" in printed
+    record = json.loads(output.read_text())
+    assert record["model"] == "tiny_bert" and record["tasks"][0]["pairs"] == 3 and record["seed"] == 0
+    assert len(record["tasks"][0]["files"]["pairs.tsv"]) == 64 and str(place) not in output.read_text()
+
+
+def test_options_may_have_hyphens(place, tiny_bert):
+    words = ["evaluate", tiny_bert, "--pairs", str(place / "pairs.tsv"), "--batch-size", "2", "--pooler-type=avg"]
+    assert main(words) == 0
+
+
+def test_ev03_files_of_two_scales(place, tiny_bert, case_inputs, capfd, caplog):
+    scores = []
+    for name in ("sts_scale05.tsv", "sts_scale01.tsv"):
+        assert main(["evaluate", tiny_bert, "--pairs", str(case_inputs / name), "--output", str(place / name)]) == 0
+        scores.append(json.loads((place / name).read_text())["tasks"][0]["correlations"]["all"])
+    assert scores[0]["spearman"] == scores[1]["spearman"]
+    assert scores[0]["pearson"] == pytest.approx(scores[1]["pearson"], abs=1e-12)
+    both = [str(case_inputs / name) for name in ("sts_scale05.tsv", "sts_scale01.tsv")]
+    assert main(["evaluate", tiny_bert, "--pairs", *both]) == 0
+    assert "different score ranges" in caplog.text
+
+
+def test_ev01_constant_gold_is_undefined(place, tiny_bert, case_inputs, capfd):
+    output = place / "scores.json"
+    words = ["evaluate", tiny_bert, "--pairs", str(case_inputs / "sts_constant_scores.tsv"), "--output", str(output)]
+    assert main(words) == 0
+    assert "undefined (constant gold)" in capfd.readouterr().out
+    assert json.loads(output.read_text())["tasks"][0]["correlations"]["all"]["spearman"] is None
+
+
+def test_encode_keeps_every_line(place, tiny_bert, capfd):
+    """Row i of the array is line i of the file, blank lines included."""
+    words = ["encode", tiny_bert, str(place / "text.txt"), "--output", str(place / "a.npy"), "--cache_dir"]
+    assert main([*words, str(place / "cache"), "--pooler_type", "avg"]) == 0
+    vectors = np.load(place / "a.npy", allow_pickle=False)
+    expected = SentenceTransformer(tiny_bert, device="cpu").encode(["the dog runs", "", "a red door"])
+    assert vectors.dtype == np.float32 and "3 embeddings of width 32" in capfd.readouterr().out
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evalute"], "unknown command evalute"),
+        (["evaluate"], "MODEL"),
+        (["evaluate", "{bert}", "--pairs", "missing.tsv"], "missing.tsv"),
+        (["evaluate", "{bert}", "--tasks", "sts99"], "sts99"),
+        (["evaluate", "{bert}", "--data_dir", "nowhere"], "nowhere"),
+        (["evaluate", "{bert}", "--bootstrap", "-1"], "--bootstrap"),
+        (["evaluate", "{bert}", "--batch_size", "0"], "--batch_size"),
+        (["evaluate", "{bert}", "--pairs", "{place}/pairs.tsv", "--output", "{place}"], "--output"),
+        (["evaluate", "{place}/missing", "--pairs", "{place}/pairs.tsv"], "missing"),
+        (["evaluate", "{place}", "--pairs", "{place}/pairs.tsv"], "no config.json"),
+        (["encode", "{bert}", "missing.txt", "--output", "{place}/a.npy"], "missing.txt"),
+        (["encode", "{bert}", "{place}/text.txt"], "--output"),
+        (["encode", "{bert}", "{place}/text.txt", "--output", "{place}/text.txt/a.npy"], "--output"),
+    ],
+)
+def test_what_cannot_be_used_is_one_sentence(place, tiny_bert, capfd, monkeypatch, words, message):
+    monkeypatch.chdir(place)
+    assert message in refused(capfd, *(word.format(bert=tiny_bert, place=place) for word in words))
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["evaluate", "--help"], ["encode", "--help"]])
+def test_help(words, capfd):
+    try:
+        assert main(words) == 0
+    except SystemExit as stop:
+        assert stop.code == 0
+    assert "usage: simcse-weince" in capfd.readouterr().out
+
+
+def test_pk05_evaluate_and_encode_without_network(place, tiny_bert, monkeypatch):
+    def closed(*args, **kwargs):
+        raise OSError("the network is closed in this test")
+
+    monkeypatch.setattr(socket.socket, "connect", closed)
+    assert main(["evaluate", tiny_bert, "--pairs", str(place / "pairs.tsv")]) == 0
+    words = ["encode", tiny_bert, str(place / "text.txt"), "--output", str(place / "a.npy")]
+    assert main([*words, "--cache_dir", str(place / "cache")]) == 0
