@@ -8,6 +8,8 @@ import pytest
 # Tests never reach for a hub: what they need is local, or they skip.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Tiny models: one thread is several times faster than two that wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 

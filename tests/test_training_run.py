@@ -164,6 +164,13 @@ def test_evaluation_before_the_first_and_after_the_last_step(place):
     assert [entry["step"] for entry in history(place) if "eval_dev_spearman_cosine" in entry] == [0, 2, 4, 5]
 
 
+def test_tr09_float16_weights_are_trained_as_float32(place, caplog):
+    SentenceTransformer(str(place / "encoder"), device="cpu").half().save(str(place / "half"))
+    run(place, "--fp16", "--max_steps", "2", encoder="half")
+    assert "training them as float32" in caplog.text
+    assert all(weight.dtype == torch.float32 for weight in weights(place).values())
+
+
 def test_infonce_trains_too(place):
     result = run(place, "--loss", "infonce", "--temperature", "0.1")
     assert result.steps == 6 and all("blend" not in entry for entry in history(place))

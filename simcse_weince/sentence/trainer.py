@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import shutil
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
-
-from simcse_weince.sentence.encoder import SimCSEEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +97,7 @@ class SimCSETrainer(SentenceTransformerTrainer):
                       Path(output_dir) / _LOSS_STATE_NAME)  # fmt: skip
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        bare = self._bare_model()
-        with bare.without_train_only_head() if isinstance(bare, SimCSEEncoder) else nullcontext():
-            super()._load_from_checkpoint(resume_from_checkpoint)
+        super()._load_from_checkpoint(resume_from_checkpoint)
         expected = self._loss_state()
         if not expected:
             return

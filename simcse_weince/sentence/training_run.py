@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
@@ -313,10 +314,12 @@ def _check_model(model: ModelArguments, arguments: SimCSEArguments) -> None:
 
 def _build(model: ModelArguments, arguments: SimCSEArguments) -> SimCSEEncoder:
     options = asdict(model)
-    if arguments.fp16 and model.torch_dtype == "float16":
-        logger.warning("--fp16 trains float32 weights under autocast; ignoring --torch_dtype float16")
-        options["torch_dtype"] = "float32"
-    return build_encoder(options.pop("model_name_or_path"), device=str(arguments.device), **options)
+    encoder = build_encoder(options.pop("model_name_or_path"), device=str(arguments.device), **options)
+    if encoder.dtype == torch.float16:
+        # Adam's steps vanish in float16 weights, and the gradient scaler of --fp16 refuses them.
+        logger.warning("the weights are float16: training them as float32")
+        encoder.float()
+    return encoder
 
 
 def _first_texts(dataset: Any) -> list[str]:
