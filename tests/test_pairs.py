@@ -6,7 +6,9 @@ import logging
 import socket
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from simcse_weince.errors import InputError
 from simcse_weince.sentence.pairs import TASKS, concatenate, load_sts, read_pairs
@@ -27,13 +29,13 @@ def test_df04_a_csv_keeps_its_quoting(tmp_path):
     path = write(tmp_path / "p.csv", 'sentence1,sentence2,score\n"a, b","say ""x""\nagain",1\nc,d,2\n')
     pairs = read_pairs(path)
     assert pairs.first == ["a, b", "c"] and pairs.second == ['say "x"\nagain', "d"]
-    with pytest.raises(InputError, match="row that begins in line 3"):
+    with pytest.raises(InputError, match="q.csv: line 3: unexpected end of data"):
         read_pairs(write(tmp_path / "q.csv", 'sentence1,sentence2,score\na,b,1\n"unclosed,b,1\nc,d,2\n'))
 
 
 def test_df04_a_wrong_number_of_fields_is_named_with_its_line(tmp_path):
     path = write(tmp_path / "p.tsv", "sentence1\tsentence2\tscore\na\tb\t1\nc\td\ne\tf\t3\ttoo much\ng\th\t4\n")
-    with pytest.raises(InputError, match="p.tsv: .*line 3: fields: 2 instead of 3; line 4: fields: 4 instead of 3"):
+    with pytest.raises(InputError, match="p.tsv: .*line 3: 2 fields, .*has 3; line 4: 4 fields, .*has 3"):
         read_pairs(path)
     assert read_pairs(path, skip_bad=True).first == ["a", "g"]
 
@@ -43,7 +45,7 @@ def test_df05_original_stsb_layout_has_a_varying_number_of_columns(case_inputs, 
     assert pairs.scores.tolist() == [5.0, 1.2, 3.4, 0.0]
     assert pairs.first[2] == 'Use a "soft" cloth.' and pairs.second[1] == "The cat slept."
     row = "main-news\tx\t2000\t0001\t{}\tone\ttwo\n"
-    with pytest.raises(InputError, match="line 2: fields: 6 instead of 7 or more; line 3: score '' is not a number"):
+    with pytest.raises(InputError, match="line 2: 6 fields, 7 or more are needed; line 3: score '' is not a number"):
         read_pairs(write(tmp_path / "p.csv", row.format(1) + "main-news\tx\t2000\t1\t2\tone\n" + row.format("")))
 
 
@@ -82,16 +84,20 @@ def test_df08_byte_order_mark_semicolons_and_decimal_commas(case_inputs, caplog)
 
 def test_df09_another_encoding_is_named_and_can_be_chosen(tmp_path):
     path = write(tmp_path / "p.tsv", "sentence1\tsentence2\tscore\ncafé\tb\t1\n", "latin-1")
-    with pytest.raises(InputError, match="line 2 is not utf-8"):
+    with pytest.raises(InputError, match="p.tsv: line 2: byte 29 is not utf-8; .*--encoding latin-1"):
         read_pairs(path)
     assert read_pairs(path, encoding="latin-1").first == ["café"]
+    path = write(tmp_path / "q.tsv", "sentence1\tsentence2\tscore\ncafé\tb\t1\n", "utf-16")
+    with pytest.raises(InputError, match="q.tsv: line 1: .*--encoding utf-16"):
+        read_pairs(path)
+    assert read_pairs(path, encoding="utf-16").first == ["café"]
 
 
 def test_df11_header_only_and_empty_files_hold_no_pairs(tmp_path):
     header = write(tmp_path / "sts_header_only.tsv", "sentence1\tsentence2\tscore\n")
-    with pytest.raises(InputError, match=r"sts_header_only.tsv: no usable pairs \(1 line read, 0 kept\)"):
+    with pytest.raises(InputError, match=r"sts_header_only.tsv: no usable pairs \(0 rows read, 0 kept\)"):
         read_pairs(header)
-    with pytest.raises(InputError, match=r"no usable pairs \(0 lines read, 0 kept\)"):
+    with pytest.raises(InputError, match=r"no usable pairs \(0 rows read, 0 kept\)"):
         read_pairs(write(tmp_path / "empty.tsv", ""))
 
 
@@ -169,6 +175,14 @@ def test_compressed_files_and_their_checksum(tmp_path):
     assert pairs.sha256 == pairs.files["p.csv.gz"]
 
 
+def test_pairs_in_parquet_keep_their_numbers(tmp_path):
+    columns = {"s1": ["a", "c", None], "s2": ["b", "d", "f"], "score": [0.25, 4, 1]}
+    parquet.write_table(pa.table(columns), tmp_path / "p.parquet")
+    with pytest.raises(InputError, match="p.parquet: .*row 3: empty sentence"):
+        read_pairs(tmp_path / "p.parquet")
+    assert read_pairs(tmp_path / "p.parquet", skip_bad=True).scores.tolist() == [0.25, 4.0]
+
+
 SIZES = {"sts12": 3108, "sts13": 1500, "sts14": 3750, "sts15": 3000, "sts16": 1186, "stsb": 1379, "sickr": 4927}
 
 
@@ -199,6 +213,10 @@ def test_unequal_inputs_and_scores_are_refused(tmp_path):
     write(folder / "STS.gs.news.txt", "1\n\n3\n")
     pairs = load_sts("sts14", data_dir=tmp_path)
     assert pairs.first == ["a", "e"] and pairs.scores.tolist() == [1.0, 3.0]
+    write(folder / "STS.input.news.txt", "a\tb\n\ne\n")
+    write(folder / "STS.gs.news.txt", "1\n2\n3\n")
+    with pytest.raises(InputError, match="STS14-en-test/STS.input.news.txt.*line 2: no tab.*line 3: no tab"):
+        load_sts("sts14", data_dir=tmp_path)
     write(folder / "STS.gs.news.txt", "1\n3\n")
     with pytest.raises(InputError, match="STS.input.news.txt: 3 lines, but STS.gs.news.txt has 2"):
         load_sts("sts14", data_dir=tmp_path)

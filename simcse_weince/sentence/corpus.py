@@ -5,7 +5,6 @@ counted. The kept rows lie in an Arrow file that `datasets` maps into memory, un
 the options: the same content is not read twice, and an edited file is never mistaken for its old self.
 """
 
-import codecs
 import hashlib
 import json
 import logging
@@ -25,7 +24,7 @@ from datasets import Dataset, Features, IterableDataset, Value
 
 from simcse_weince.errors import InputError
 from simcse_weince.outputs import replacing, write_text
-from simcse_weince.sentence.rows import BLOCK_BYTES, INVISIBLE, Refused, Source, find_sources, open_source, read_rows
+from simcse_weince.sentence.rows import INVISIBLE, Refused, Source, checksum, find_sources, read_rows
 
 logger = logging.getLogger(__name__)
 
@@ -92,12 +91,6 @@ class CorpusOptions:
             raise ValueError("dedupe needs streaming=False: duplicates are found by looking at all rows")
         columns = [self.text_columns] if isinstance(self.text_columns, str) else self.text_columns
         object.__setattr__(self, "text_columns", tuple(columns or ()))
-        try:
-            "a".encode(self.encoding)
-        except LookupError:
-            raise InputError(f"--encoding {self.encoding}: Python knows no such text encoding") from None
-        name = codecs.lookup(self.encoding).name
-        object.__setattr__(self, "encoding", "utf-8-sig" if name == "utf-8" else name)
 
     def cleaning(self) -> dict[str, Any]:
         """Return the options that decide which rows are kept, as JSON types."""
@@ -282,7 +275,7 @@ def _pick_columns(source: Source, options: CorpusOptions) -> Source:
         if len(wanted) > 1:
             raise InputError(f"{source.name}: plain text has no columns {', '.join(wanted)}; use a table")
         return replace(source, columns=("text",))
-    rows = (row for _, row in islice(read_rows(source, options.encoding, {}), 100) if isinstance(row, dict))
+    rows = (row for _, row in islice(read_rows(source, options.encoding), 100) if isinstance(row, dict))
     header = list(dict.fromkeys(chain.from_iterable(rows)))
     if not header:  # nothing to be read: reading it will say so
         return replace(source, columns=wanted or ("text",))
@@ -310,12 +303,8 @@ def _file_report(source: Source, streaming: bool) -> FileReport:
     """Begin the report of a source with its size and the hash of its content."""
     if source.kind == "hub":
         return FileReport(source.name, 0, "" if streaming else source.hub._fingerprint, list(source.columns))
-    digest = hashlib.sha256()
-    with open_source(replace(source, compression="")) as stream:
-        while not streaming and (block := stream.read(BLOCK_BYTES)):
-            digest.update(block)
     unit = {"txt": "lines", "xml": "sentences"}.get(source.kind, "rows")
-    sha256 = "" if streaming else digest.hexdigest()
+    sha256 = "" if streaming else checksum(source)
     return FileReport(source.name, os.path.getsize(source.path), sha256, list(source.columns), unit)
 
 
@@ -352,7 +341,7 @@ def _kept(sources: Sequence[Source], options: CorpusOptions, reports: list[FileR
             if isinstance(texts, Refused):
                 report.drop(texts.rule, number)
                 if texts.rule == "bad" and not options.skip_bad:
-                    bad.append(f"{'row' if source.kind in ('parquet', 'hub') else 'line'} {number} ({texts.reason})")
+                    bad.append(f"{source.place} {number} ({texts.reason})")
                     if options.streaming or len(bad) == _LISTED:
                         break
                 continue

@@ -4,9 +4,7 @@ Nothing here loads a model or, with a local folder, touches the network.
 """
 
 import csv
-import gzip
 import hashlib
-import io
 import json
 import logging
 import math
@@ -15,17 +13,21 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import datasets
 import numpy as np
 
 from simcse_weince.errors import InputError
+from simcse_weince.sentence.rows import INVISIBLE, Refused, Source, checksum, local_source, read_lines, read_rows
 
 logger = logging.getLogger(__name__)
 
 # Task -> column of the table that SimCSE's evaluation prints, in its order.
 TASKS = {f"sts{year}": f"STS{year}" for year in range(12, 17)} | {"stsb": "STSBenchmark", "sickr": "SICKRelatedness"}
-_SIZES = {"sts12": 3108, "sts13": 1500, "sts14": 3750, "sts15": 3000, "sts16": 1186, "sickr": 4927}
-_STSB_SIZES = {"train": 5749, "dev": 1500, "test": 1379}
+_SIZES = {("stsb", "train"): 5749, ("stsb", "dev"): 1500, ("stsb", "test"): 1379, ("sickr", "test"): 4927} | {
+    (f"sts{year}", "test"): pairs for year, pairs in zip(range(12, 17), (3108, 1500, 3750, 3000, 1186), strict=True)
+}
 
 # Folders in which the files of a task are looked for ("" is the given folder itself).
 _ROOTS = ("", "STS", "senteval/STS", "senteval")
@@ -36,9 +38,9 @@ _SYNONYMS = (
     ("sentence2", "sentenceb", "sent2", "s2", "text2", "textb"),
     ("score", "scores", "label", "labels", "similarity", "similarityscore", "relatednessscore", "gold"),
 )
-
-# Line number with sentence 1, sentence 2 and score as they stand there, or with what is wrong in that line.
-_Row = tuple[int, Sequence[object] | str]
+# The original layout of STS-B has no header, and in some rows further fields.
+_STSB = ("genre", "file", "year", "id", "score", "sentence1", "sentence2")
+_STSB_LINE = re.compile(r"(?:[^\t]*\t){4}\s*\d+(?:\.\d+)?\s*\t[^\t]*\t")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +98,12 @@ def read_pairs(
     encoding: str = "utf-8",
     skip_bad: bool = False,
 ) -> GradedPairs:
-    r"""Read graded pairs from a csv, tsv or jsonl file (optionally ``.gz``) with named columns, or in STS-B's layout.
+    """Read graded pairs from a csv, tsv, txt, jsonl or parquet file, also compressed, whose columns have names.
 
-    Tab separated files have no quoting: a line is a row. Other delimiters follow RFC 4180. Lines end at ``\n`` or
-    ``\r\n`` only. STS-B's original layout (tab separated whatever the file is called, no header, 7 or more fields, of
-    which the fifth is the score and the next two are the sentences) is recognised by itself.
+    Lines, quoting, encodings and compression are those of training text, see `simcse_weince.sentence.corpus`; a file
+    separated by tabs has no quoting, whatever it is called. STS-B's original layout (separated by tabs though called
+    ``.csv``, no header, 7 or more fields, of which the fifth is the score and the next two are the sentences) is
+    recognised by itself.
 
     Args:
         path: The file.
@@ -121,19 +124,15 @@ def read_pairs(
         raise ValueError(f"columns must name sentence 1, sentence 2 and score, got {list(columns)}")
     if delimiter is not None and len(delimiter) != 1:
         raise ValueError(f"delimiter must be one character, got {delimiter!r}")
-    path = Path(path)
-    text, digest = _read_text(path, encoding)
-    suffix = Path(path.stem if path.suffix == ".gz" else path.name).suffix.lower()
-    if suffix in (".jsonl", ".json", ".ndjson"):
-        rows = _jsonl_rows(text, columns)
-    else:
-        separators = [delimiter] if delimiter else ["\t"] if suffix == ".tsv" else [",", ";", "\t"]
-        separator, fields, header = _read_layout(path, text, columns, separators)
-        if separator == ";" and delimiter is None:
-            logger.warning("%s: read with delimiter ';' and decimal sign '%s'", path.name, decimal or ",")
-        decimal = decimal or ("," if separator == ";" else ".")
-        rows = _delimited_rows(path, text, separator, fields, header)
-    return _collect(path, rows, len(_lines(text)), {path.name: digest}, decimal or ".", skip_bad)
+    source = local_source(path)
+    if source.kind not in ("jsonl", "parquet"):
+        source = _find_layout(source, encoding, columns, delimiter)
+        if source.delimiter == ";":
+            decimal = decimal or ","
+            if delimiter is None:
+                logger.warning("%s: read with delimiter ';' and decimal sign '%s'", source.name, decimal)
+    rows = list(read_rows(source, encoding))
+    return _collect(source, rows, {source.name: checksum(source)}, columns, decimal or ".", skip_bad)
 
 
 def load_sts(
@@ -164,12 +163,11 @@ def load_sts(
     """
     if task not in TASKS:
         raise InputError(f"unknown STS task {task!r}: choose from {', '.join(TASKS)}")
-    if split not in (_STSB_SIZES if task == "stsb" else ("test",)):
+    if (task, split) not in _SIZES:
         raise InputError(f"{task} has no {split!r} split: only stsb has train and dev, every task has test")
     pairs = _load_from_hub(task, split, cache_dir) if data_dir is None else _load_local(task, split, Path(data_dir))
-    expected = _STSB_SIZES[split] if task == "stsb" else _SIZES[task]
-    if pairs.split == split and len(pairs) != expected:
-        logger.warning("%s %s has %d pairs, the published set has %d", task, split, len(pairs), expected)
+    if pairs.split == split and len(pairs) != _SIZES[task, split]:
+        logger.warning("%s %s has %d pairs, the published set has %d", task, split, len(pairs), _SIZES[task, split])
     return pairs
 
 
@@ -191,106 +189,73 @@ def concatenate(name: str, sets: Sequence[GradedPairs], split: str = "") -> Grad
     )
 
 
-def _read_text(path: Path, encoding: str = "utf-8") -> tuple[str, str]:
-    """Return the file's text with plain line ends, and the SHA-256 of its bytes."""
-    try:
-        raw = path.read_bytes()
-        digest = hashlib.sha256(raw).hexdigest()
-        raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
-        text = raw.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{path}: line {line} is not {encoding}; name its encoding, such as latin-1 or utf-16"
-        ) from None
-    except (OSError, EOFError, LookupError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from error
-    # A lone carriage return is white space inside a sentence, not the end of a row.
-    return text.replace("\r\n", "\n").replace("\r", " "), digest
+def _find_layout(source: Source, encoding: str, columns: Sequence[str] | None, delimiter: str | None) -> Source:
+    """Find out from its first line how the cells of a table are separated, and whether that line is a header."""
+    line = next(filter(None, read_lines(source, encoding)), "")
+    if columns is None and _STSB_LINE.match(line):
+        return replace(source, kind="tsv", header=_STSB)
+    for separator in delimiter or ("\t" if source.kind == "tsv" else ",;\t"):
+        if not line or _find_columns(next(csv.reader([line], delimiter=separator)), columns):
+            return replace(source, kind="tsv" if separator == "\t" else "csv", delimiter=separator)
+    names = ", ".join(columns or _NAMES)
+    raise InputError(f"{source.name}: line 1 does not name the columns {names}; it is {line[:80]!r}")
 
 
-def _lines(text: str) -> list[str]:
-    """Split at line feeds only: str.splitlines also splits at U+2028, U+0085, form feeds and more."""
-    lines = text.split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
-
-
-def _find_columns(names: Iterable[str], columns: Sequence[str] | None) -> tuple[int, ...] | None:
-    """Return the positions of sentence 1, sentence 2 and score, or None if one of them is absent."""
+def _find_columns(names: Iterable[str], columns: Sequence[str] | None) -> list[str]:
+    """Return the names of sentence 1, sentence 2 and score as they stand there; none of them if one is absent."""
 
     def plain(name: str) -> str:
         return re.sub(r"[\s_-]", "", name).lower()
 
-    found = [plain(name) for name in names]
+    found = {plain(name): name for name in reversed(list(names))}
     wanted = _SYNONYMS if columns is None else [(plain(name),) for name in columns]
-    positions = tuple(next((found.index(name) for name in group if name in found), -1) for group in wanted)
-    return None if -1 in positions else positions
+    chosen = [next((found[name] for name in group if name in found), "") for group in wanted]
+    return chosen if all(chosen) else []
 
 
-def _read_layout(
-    path: Path, text: str, columns: Sequence[str] | None, separators: Sequence[str]
-) -> tuple[str, tuple[int, ...], list[str] | None]:
-    """Return separator, positions of the three fields, and header; the header is None in STS-B's original layout."""
-    line = text.lstrip("\n").split("\n", 1)[0]
-    if not line.strip():
-        raise InputError(f"{path}: no usable pairs ({len(_lines(text))} lines read, 0 kept)")
-    if columns is None and re.match(r"(?:[^\t]*\t){4}\s*\d+(?:\.\d+)?\s*\t[^\t]*\t", line):
-        return "\t", (5, 6, 4), None
-    for separator in separators:
-        header = next(csv.reader([line], delimiter=separator))
-        if fields := _find_columns(header, columns):
-            return separator, fields, header
-    raise InputError(f"{path}: line 1 does not name the columns {', '.join(columns or _NAMES)}; it is {line[:80]!r}")
-
-
-def _delimited_rows(
-    path: Path, text: str, separator: str, fields: tuple[int, ...], header: list[str] | None
-) -> Iterator[_Row]:
-    # strict: an unclosed quotation mark is an error instead of a field that swallows the rest of the file.
-    reader = csv.reader(
-        io.StringIO(text, newline="\n"),
-        delimiter=separator,
-        quoting=csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL,
-        strict=True,
-    )
-    last_line, rows_seen = 0, 0
-    try:
-        for row in reader:
-            line, last_line = last_line + 1, reader.line_num
-            rows_seen += bool(row)
-            if not row or (header and rows_seen == 1):
-                continue
-            if len(row) != len(header) if header else len(row) < 7:
-                yield line, f"fields: {len(row)} instead of {len(header) if header else '7 or more'}"
-            else:
-                yield line, [row[field] for field in fields]
-    except csv.Error as error:
-        raise InputError(f"{path}: the row that begins in line {last_line + 1} is broken ({error})") from error
-
-
-def _jsonl_rows(text: str, columns: Sequence[str] | None) -> Iterator[_Row]:
-    for number, line in enumerate(_lines(text), start=1):
-        if not line.strip():
-            continue
+def _collect(
+    source: Source,
+    rows: Sequence[tuple[int, dict[str, Any] | Refused]],
+    files: dict[str, str],
+    columns: Sequence[str] | None = None,
+    decimal: str = ".",
+    skip_bad: bool = False,
+) -> GradedPairs:
+    """Check every row, and refuse or report the unusable ones with their line numbers."""
+    kept: list[tuple[str, str, float]] = []
+    bad: list[str] = []
+    for number, row in rows:
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            yield number, f"not JSON: {error.msg}"
-            continue
-        keys = list(record) if isinstance(record, dict) else []
-        if fields := _find_columns(keys, columns):
-            yield number, [record[keys[field]] for field in fields]
-        else:
-            yield number, f"no keys {', '.join(columns or _NAMES)}"
+            if isinstance(row, dict):
+                kept.append(_pair(row, columns, decimal))
+            elif row.rule == "bad":
+                raise ValueError(row.reason)
+        except ValueError as problem:
+            bad.append(f"{source.place} {number}: {problem}")
+    if bad:
+        shown = "; ".join(bad[:10]) + ("; ..." if len(bad) > 10 else "")
+        if not skip_bad:
+            raise InputError(f"{source.name}: unusable rows, correct or skip them: {len(bad)} ({shown})")
+        logger.warning("%s: unusable rows skipped: %d (%s)", source.name, len(bad), shown)
+    if not kept:
+        raise InputError(f"{source.name}: no usable pairs ({len(rows)} rows read, 0 kept)")
+    logger.info("%s: %d pairs", source.path or source.name, len(kept))
+    first, second, scores = zip(*kept, strict=True)
+    return GradedPairs(source.name, list(first), list(second), np.array(scores, dtype=np.float64), files)
+
+
+def _pair(row: dict[str, Any], columns: Sequence[str] | None, decimal: str) -> tuple[str, str, float]:
+    names = _find_columns(row, columns)
+    if not names:
+        raise ValueError(f"no {', '.join(columns or _NAMES)}")
+    first, second, score = (row[name] for name in names)
+    return _sentence(first), _sentence(second), _score(score, decimal)
 
 
 def _sentence(value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not value.strip(INVISIBLE):
         raise ValueError(f"sentence {value!r} is not text" if value else "empty sentence")
-    # JSON can carry half of a surrogate pair, which no tokenizer accepts.
-    return value.strip().encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value.strip(INVISIBLE)
 
 
 def _score(value: object, decimal: str) -> float:
@@ -305,31 +270,6 @@ def _score(value: object, decimal: str) -> float:
     if not math.isfinite(score):
         raise ValueError(f"score {value!r} is not a number")
     return score
-
-
-def _collect(
-    path: Path, rows: Iterable[_Row], lines: int, files: dict[str, str], decimal: str = ".", skip_bad: bool = False
-) -> GradedPairs:
-    """Check every row, and refuse or report the unusable ones with their line numbers."""
-    kept: list[tuple[str, str, float]] = []
-    bad: list[str] = []
-    for line, row in rows:
-        try:
-            if isinstance(row, str):
-                raise ValueError(row)
-            kept.append((_sentence(row[0]), _sentence(row[1]), _score(row[2], decimal)))
-        except ValueError as problem:
-            bad.append(f"line {line}: {problem}")
-    if bad:
-        shown = "; ".join(bad[:10]) + ("; ..." if len(bad) > 10 else "")
-        if not skip_bad:
-            raise InputError(f"{path}: unusable rows, correct or skip them: {len(bad)} ({shown})")
-        logger.warning("%s: unusable rows skipped: %d (%s)", path.name, len(bad), shown)
-    if not kept:
-        raise InputError(f"{path}: no usable pairs ({lines} line{'' if lines == 1 else 's'} read, 0 kept)")
-    logger.info("%s: %d pairs", path.resolve(), len(kept))
-    first, second, scores = zip(*kept, strict=True)
-    return GradedPairs(path.name, list(first), list(second), np.array(scores, dtype=np.float64), files)
 
 
 def _load_local(task: str, split: str, data_dir: Path) -> GradedPairs:
@@ -360,34 +300,38 @@ def _read_parts(data_dir: Path, folder: Path) -> Iterator[GradedPairs]:
         # ALL repeats the other files; SMT has scores but sentences that are not free, and papers leave it out.
         if part in ("ALL", "SMT"):
             continue
-        path = gold_path.with_name(gold_path.name.replace(".gs.", ".input."))
-        (text, text_digest), (gold_text, gold_digest) = _read_text(path), _read_text(gold_path)
-        lines, gold = _lines(text), _lines(gold_text)
-        if len(lines) != len(gold):
-            raise InputError(f"{path}: {len(lines)} lines, but {gold_path.name} has {len(gold)}; get both files anew")
-        rows: list[_Row] = [
-            (number, [*line.split("\t")[:2], score] if "\t" in line else "no tab between two sentences")
-            for number, (line, score) in enumerate(zip(lines, gold, strict=True), start=1)
+        gold = replace(local_source(gold_path), name=(folder / gold_path.name).as_posix())
+        name = gold_path.name.replace(".gs.", ".input.")
+        inputs = replace(
+            local_source(gold_path.with_name(name)), name=(folder / name).as_posix(), kind="tsv", header=_NAMES[:2]
+        )
+        rows, scores = list(read_rows(inputs)), list(read_lines(gold))
+        if len(rows) != len(scores):
+            raise InputError(
+                f"{inputs.name}: {len(rows)} lines, but {gold_path.name} has {len(scores)}; get both files anew"
+            )
+        no_tab = Refused("bad", "no tab between two sentences")
+        graded = [
+            (number, {**row, "score": score} if isinstance(row, dict) else no_tab)
+            for (number, row), score in zip(rows, scores, strict=True)
             if score.strip()
         ]
-        files = {(folder / path.name).as_posix(): text_digest, (folder / gold_path.name).as_posix(): gold_digest}
-        yield replace(_collect(path, rows, len(lines), files), name=part)
+        files = {source.name: checksum(source) for source in (inputs, gold)}
+        yield replace(_collect(inputs, graded, files), name=part)
 
 
 def _load_from_hub(task: str, split: str, cache_dir: str | None) -> GradedPairs:
-    from datasets import load_dataset
-
     repository = "sentence-transformers/stsb" if task == "stsb" else f"mteb/{task}-sts"
     try:
-        rows = load_dataset(repository, split="validation" if split == "dev" else split, cache_dir=cache_dir)
+        hub = datasets.load_dataset(repository, split="validation" if split == "dev" else split, cache_dir=cache_dir)
     except (OSError, ValueError) as error:
         raise InputError(
             f"{repository} cannot be had from the Hugging Face hub ({type(error).__name__}); name a local folder with "
             "--data_dir that holds STSBenchmark/sts-*.csv, STS12-en-test/ ... STS16-en-test/ and SICK/"
         ) from error
-    columns = [list(rows[name]) for name in _NAMES]
-    digest = hashlib.sha256(json.dumps(columns).encode()).hexdigest()
-    pairs = _collect(Path(repository), enumerate(zip(*columns, strict=True), 1), len(columns[0]), {repository: digest})
+    source = Source(repository, "hub", hub=hub, columns=_NAMES)
+    rows = list(read_rows(source))
+    pairs = _collect(source, rows, {repository: hashlib.sha256(json.dumps(rows).encode()).hexdigest()})
     if task == "sickr":
         note = f"SICK-R of mteb/sickr-sts, {len(pairs):,} pairs of all splits, not the 4,927 of the papers"
         return replace(pairs, name=task, split="all", note=note)

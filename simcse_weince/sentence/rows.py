@@ -7,6 +7,7 @@ import bz2
 import codecs
 import csv
 import gzip
+import hashlib
 import json
 import lzma
 import os
@@ -16,7 +17,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +53,8 @@ class Source:
         compression: "gz", "bz2", "xz" or "".
         hub: The loaded data set.
         columns: The columns that hold text, once chosen; "text" where a source has no columns.
+        delimiter: Between the cells of a "csv".
+        header: Column names of a table whose first line is none; its rows may go on after the named cells.
     """
 
     name: str
@@ -60,6 +63,13 @@ class Source:
     compression: str = ""
     hub: Any = None
     columns: tuple[str, ...] = ()
+    delimiter: str = ","
+    header: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Say what numbers a row in messages: its "line", or the "row" where there are no lines."""
+        return "row" if self.kind in ("parquet", "hub") else "line"
 
 
 class Refused(NamedTuple):
@@ -91,17 +101,13 @@ def find_sources(given: Sequence[str | Path], **hub_options: Any) -> tuple[list[
     for item in map(str, given):
         if os.path.isdir(item):
             files = sorted(path for path in Path(item).iterdir() if path.is_file() and not path.name.startswith("."))
-            usable = [_local(path) for path in files if _ENDING.search(path.name)]
+            usable = [local_source(path) for path in files if _ENDING.search(path.name)]
             if not usable:
                 raise InputError(f"{Path(item).name}: no file in this folder ends in {_ENDINGS}")
             found += usable
             ignored += [path.name for path in files if not _ENDING.search(path.name)]
-        elif os.path.exists(item):
-            if not _ENDING.search(item):
-                raise InputError(f"{Path(item).name}: unknown kind of file; its name must end in {_ENDINGS}")
-            found.append(_local(Path(item)))
-        elif _ENDING.search(item) or not _HUB_ID.fullmatch(item):
-            raise InputError(f"{item}: no such file or folder")
+        elif os.path.exists(item) or _ENDING.search(item) or not _HUB_ID.fullmatch(item):
+            found.append(local_source(item))
         else:
             try:
                 hub = datasets.load_dataset(item, **hub_options)
@@ -114,9 +120,19 @@ def find_sources(given: Sequence[str | Path], **hub_options: Any) -> tuple[list[
     return found, ignored
 
 
-def _local(path: Path) -> Source:
-    table, dump, compression = _ENDING.search(path.name).groups("")  # type: ignore[union-attr]
-    return Source(path.name, (table or dump).lower(), str(path), compression.lower())
+def local_source(path: str | os.PathLike[str]) -> Source:
+    """Tell from its name how a file is to be read.
+
+    Raises:
+        InputError: There is no such file, or its name ends in something unknown.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder")
+    if not (ending := _ENDING.search(path.name)):
+        raise InputError(f"{path.name}: unknown kind of file; its name must end in {_ENDINGS}")
+    table, dump, compression = ending.groups("")
+    return Source(path.name, (table or dump).lower(), os.path.abspath(path), compression.lower())
 
 
 @contextmanager
@@ -135,8 +151,27 @@ def open_source(source: Source) -> Iterator[Any]:
         ) from None
 
 
-def _lines(source: Source, encoding: str) -> Iterator[str]:
-    r"""Decode a file and yield its lines. Only ``\n`` ends a line, and a final one begins none."""
+def checksum(source: Source) -> str:
+    """SHA-256 of the bytes of a file as they lie on the disk."""
+    digest = hashlib.sha256()
+    with open_source(replace(source, compression="")) as stream:
+        while block := stream.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def read_lines(source: Source, encoding: str = "utf-8") -> Iterator[str]:
+    r"""Decode a file and yield its lines, which end at ``\n`` or ``\r\n`` only; any other ``\r`` becomes a space.
+
+    Raises:
+        InputError: The file cannot be read or decoded, or there is no such encoding.
+    """
+    try:
+        "a".encode(encoding)
+    except LookupError:
+        raise InputError(f"--encoding {encoding}: Python knows no such text encoding") from None
+    name = codecs.lookup(encoding).name
+    encoding = "utf-8-sig" if name == "utf-8" else name
     decoder = codecs.getincrementaldecoder(encoding)()
     done = passed = 0
     rest, block = "", b"\n"
@@ -159,18 +194,18 @@ def _lines(source: Source, encoding: str) -> Iterator[str]:
             except UnicodeError as error:  # UTF-16 or UTF-32 without a mark
                 raise InputError(f"{source.name}: {error}; try --encoding {encoding}-le") from None
             rest = lines.pop()
+            if rest and not block:
+                lines.append(rest)
             passed += len(lines)
-            yield from lines
-    if rest:
-        yield rest
+            yield from (line.removesuffix("\r").replace("\r", " ") for line in lines)
 
 
-def read_rows(source: Source, encoding: str, pages: dict[str, int]) -> Rows:
+def read_rows(source: Source, encoding: str = "utf-8", pages: dict[str, int] | None = None) -> Rows:
     """Read the rows of a source, one after the other.
 
     Args:
         source: The source. If it names its text columns, others may be left out.
-        encoding: Of text files, as Python's `codecs` name it; "utf-8-sig" for UTF-8 with or without a mark.
+        encoding: Of text files; UTF-8 is read with or without a byte order mark.
         pages: Counts the pages of a dump by kind.
 
     Yields:
@@ -181,13 +216,13 @@ def read_rows(source: Source, encoding: str, pages: dict[str, int]) -> Rows:
         InputError: The source cannot be read or decoded.
     """
     if source.kind == "xml":
-        return _dump_rows(source, pages)
+        return _dump_rows(source, {} if pages is None else pages)
     if source.kind == "txt":
-        return enumerate(({"text": line} for line in _lines(source, encoding)), start=1)
+        return enumerate(({"text": line} for line in read_lines(source, encoding)), start=1)
     if source.kind in ("csv", "tsv"):
         return _table_rows(source, encoding)
     if source.kind == "jsonl":
-        return enumerate(map(_json_row, _lines(source, encoding)), start=1)
+        return enumerate(map(_json_row, read_lines(source, encoding)), start=1)
     return enumerate(_parquet_rows(source) if source.kind == "parquet" else _hub_rows(source), start=1)
 
 
@@ -198,24 +233,25 @@ def _dump_rows(source: Source, pages: dict[str, int]) -> Rows:
 
 
 def _table_rows(source: Source, encoding: str) -> Rows:
-    lines = (line.removesuffix("\r").replace("\r", " ") + "\n" for line in _lines(source, encoding))
+    lines = (line + "\n" for line in read_lines(source, encoding))
     if source.kind == "csv":
-        reader = csv.reader(lines, strict=True)
+        reader = csv.reader(lines, delimiter=source.delimiter, strict=True)
     else:
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    number, header = 1, None
+    number, header = 1, source.header
     try:
         for record in reader:
             if not record:
                 yield number, Refused("empty")
-            elif header is None:
-                header = [name.strip(INVISIBLE) for name in record]
+            elif not header:
+                header = tuple(name.strip(INVISIBLE) for name in record)
                 if len(set(header)) < len(header):
                     raise InputError(f"{source.name}: line {number}: two columns have the same name; rename one")
-            elif len(record) != len(header):
-                yield number, Refused("bad", f"{len(record)} fields, the header has {len(header)}")
+            elif len(record) < len(header) or (len(record) > len(header) and not source.header):
+                expected = f"{len(header)} or more are needed" if source.header else f"the header has {len(header)}"
+                yield number, Refused("bad", f"{len(record)} fields, {expected}")
             else:
-                yield number, dict(zip(header, record, strict=True))
+                yield number, dict(zip(header, record, strict=False))
             number = reader.line_num + 1
     except csv.Error as error:
         raise InputError(
