@@ -60,7 +60,6 @@ class CorpusOptions:
         dedupe: Drop rows that equal an earlier one after cleaning (some 100 bytes of memory for each distinct row).
         keep_blank: Keep empty texts.
         skip_bad: Drop and count bad rows instead of refusing the file.
-        min_words: Drop rows with a text of fewer words between spaces, as "too short".
         max_samples: Keep the first so many rows and read no further.
         streaming: Read while training, split between workers by file. Bad rows are then found only when reached,
             and duplicates are neither counted nor, outside one worker's dumps, dropped.
@@ -75,7 +74,6 @@ class CorpusOptions:
     dedupe: bool = False
     keep_blank: bool = False
     skip_bad: bool = False
-    min_words: int = 0
     max_samples: int | None = None
     streaming: bool = False
     config_name: str | None = None
@@ -94,7 +92,7 @@ class CorpusOptions:
 
     def cleaning(self) -> dict[str, Any]:
         """Return the options that decide which rows are kept, as JSON types."""
-        names = ("text_columns", "encoding", "dedupe", "keep_blank", "skip_bad", "min_words", "max_samples")
+        names = ("text_columns", "encoding", "dedupe", "keep_blank", "skip_bad", "max_samples")
         return {name: getattr(self, name) for name in names}
 
 
@@ -110,7 +108,7 @@ class FileReport:
         unit: What is counted: "lines" of plain text, "rows" of tables, "sentences" of a dump.
         read: Units read, blank ones included.
         kept: Rows of the data set.
-        dropped: Rows left out, by rule: "empty", "bad", "too short", "duplicate" and the rules of a dump.
+        dropped: Rows left out, by rule: "empty", "bad", "duplicate" and the rules of a dump.
         first: By rule the first ten places: line numbers that start at 1 and count the header; row numbers of
             parquet and hub; page numbers of a dump.
         pages: Pages of a dump, by kind.
@@ -319,8 +317,6 @@ def _clean(row: dict[str, Any], columns: Sequence[str], options: CorpusOptions) 
         text = " ".join(cell.splitlines()).strip(INVISIBLE)
         if not text and not options.keep_blank:
             return Refused("empty") if len(columns) == 1 else Refused("bad", f"{name!r} is empty")
-        if options.min_words and len(text.split()) < options.min_words:
-            return Refused("too short")
         texts.append(text)
     return tuple(texts)
 
