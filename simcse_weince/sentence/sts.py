@@ -102,15 +102,14 @@ def correlate_parts(
 
 
 def bootstrap_intervals(
-    gold: np.ndarray, predicted: np.ndarray, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
+    gold: np.ndarray, predicted: np.ndarray, *, resamples: int = 1000, seed: int = 0
 ) -> dict[str, tuple[float, float] | None]:
-    """Percentile intervals of Spearman and Pearson under resampling of whole pairs.
+    """95 % percentile intervals of Spearman and Pearson under resampling of whole pairs.
 
     Args:
         gold: Human scores. Shape: (pairs,).
         predicted: Predicted similarities. Shape: (pairs,).
         resamples: Number of resamples; 0 gives no intervals.
-        level: Confidence level.
         seed: Seed of an own generator; the global ones are not touched.
 
     Returns:
@@ -125,13 +124,12 @@ def bootstrap_intervals(
         picks = generator.integers(0, len(gold), size=(min(50, resamples - start), len(gold)))
         spearman.append(_row_pearson(*(_midranks(code[picks]) for code in codes)))
         pearson.append(_row_pearson(gold[picks], predicted[picks].astype(np.float64)))
-    tail = 50 * (1 - level)
 
     def interval(chunks: list[np.ndarray]) -> tuple[float, float] | None:
         values = np.concatenate(chunks)
         # A resample of one repeated value has no correlation and is left out.
         values = values[np.isfinite(values)]
-        return (float(np.percentile(values, tail)), float(np.percentile(values, 100 - tail))) if len(values) else None
+        return tuple(np.percentile(values, (2.5, 97.5)).tolist()) if len(values) else None
 
     return {"spearman": interval(spearman), "pearson": interval(pearson)}
 
@@ -201,9 +199,7 @@ def uniformity(x: Any, t: float = 2) -> float | None:
 _Lookup = Callable[[Sequence[str]], np.ndarray]
 
 
-def _encode_distinct(
-    model: SentenceTransformer, sets: Sequence[GradedPairs], batch_size: int, show_progress_bar: bool | None
-) -> _Lookup:
+def _encode_distinct(model: SentenceTransformer, sets: Sequence[GradedPairs], batch_size: int) -> _Lookup:
     """Encode each distinct sentence once; return the function from sentences to embeddings, (sentences, width)."""
     sentences = list(dict.fromkeys(text for pairs in sets for text in (*pairs.first, *pairs.second)))
     if isinstance(tokenizer := getattr(model, "tokenizer", None), PreTrainedTokenizerBase):
@@ -213,13 +209,12 @@ def _encode_distinct(
         sentences.sort(key=tokens.__getitem__, reverse=True)
     modes = [(module, module.training) for module in model.modules()]
     chunk = 8 * batch_size
-    hidden = None if show_progress_bar is None else not show_progress_bar
     try:
         # encode truncates and prompts as the model says, and leaves every module in eval mode.
         vectors = np.concatenate(
             [
                 model.encode(sentences[start : start + chunk], batch_size=batch_size, show_progress_bar=False)
-                for start in trange(0, len(sentences), chunk, desc="Encoding", disable=hidden)
+                for start in trange(0, len(sentences), chunk, desc="Encoding", disable=None)
             ]
         )
     finally:
@@ -246,19 +241,12 @@ class STSEvaluator(BaseEvaluator):
     restored, random states are not touched, and nothing is written to disk.
     """
 
-    def __init__(
-        self,
-        pairs: GradedPairs,
-        name: str = "sts-dev",
-        batch_size: int = 128,
-        show_progress_bar: bool | None = None,
-    ) -> None:
-        """Score `pairs` under the prefix `name`; a progress bar of None is one on terminals only."""
+    def __init__(self, pairs: GradedPairs, name: str = "sts-dev", batch_size: int = 128) -> None:
+        """Score `pairs` under the prefix `name`, encoding `batch_size` sentences at a time."""
         super().__init__()
         self.pairs = pairs
         self.name = name
         self.batch_size = batch_size
-        self.show_progress_bar = show_progress_bar
         self.primary_metric = f"{name}_spearman_cosine"
         self.undefined = ""
 
@@ -266,7 +254,7 @@ class STSEvaluator(BaseEvaluator):
         self, model: Any, output_path: str | None = None, epoch: Any = -1, steps: int = -1
     ) -> dict[str, float]:
         """Evaluate `model`, a SentenceTransformer; `epoch` and `steps` go into its model card."""
-        vectors = _encode_distinct(model, [self.pairs], self.batch_size, self.show_progress_bar)
+        vectors = _encode_distinct(model, [self.pairs], self.batch_size)
         cosines = pairwise_cosines(vectors(self.pairs.first), vectors(self.pairs.second))
         correlation = spearman_pearson(self.pairs.scores, cosines)
         aligned, uniform = _geometry(self.pairs, vectors)
@@ -375,7 +363,6 @@ def evaluate_model(
     batch_size: int = 128,
     bootstrap: int = 1000,
     seed: int = 0,
-    show_progress_bar: bool | None = None,
 ) -> Results:
     """Correlate the model's cosines with every set, encoding each distinct sentence once.
 
@@ -385,9 +372,8 @@ def evaluate_model(
         batch_size: Sentences encoded at a time.
         bootstrap: Resamples of the intervals, 0 for none.
         seed: Seed of the resamples.
-        show_progress_bar: None shows one only on a terminal.
     """
-    vectors = _encode_distinct(model, sets, batch_size, show_progress_bar)
+    vectors = _encode_distinct(model, sets, batch_size)
     results = []
     for pairs in sets:
         cosines = pairwise_cosines(vectors(pairs.first), vectors(pairs.second))
