@@ -1,4 +1,4 @@
-"""Graded sentence pairs: one's own csv, tsv and jsonl files, and the STS sets, read without losing a row.
+"""Graded sentence pairs: one's own files, and the STS sets, read without losing a row.
 
 Nothing here loads a model or, with a local folder, touches the network.
 """
@@ -13,13 +13,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
 
 from simcse_weince.errors import InputError
-from simcse_weince.sentence.rows import INVISIBLE, Refused, Source, checksum, local_source, read_lines, read_rows
+from simcse_weince.sentence.rows import INVISIBLE, Refused, Rows, Source, checksum, local_source, read_lines, read_rows
 
 logger = logging.getLogger(__name__)
 
@@ -131,19 +130,16 @@ def read_pairs(
             decimal = decimal or ","
             if delimiter is None:
                 logger.warning("%s: read with delimiter ';' and decimal sign '%s'", source.name, decimal)
-    rows = list(read_rows(source, encoding))
+    rows = read_rows(source, encoding)
     return _collect(source, rows, {source.name: checksum(source)}, columns, decimal or ".", skip_bad)
 
 
 def load_sts(
-    task: str,
-    split: str = "test",
-    data_dir: str | os.PathLike[str] | None = None,
-    cache_dir: str | None = None,
+    task: str, split: str = "test", data_dir: str | os.PathLike[str] | None = None, cache_dir: str | None = None
 ) -> GradedPairs:
     """Load one set of the STS suite from a local folder or, without one, from the Hugging Face hub.
 
-    These are looked for in `data_dir` and its folders ``STS``, ``senteval/STS`` and ``senteval``, the first found wins:
+    The first of these found in `data_dir` or its folders ``STS``, ``senteval/STS`` and ``senteval`` is read:
 
     * stsb: ``STSBenchmark/sts-{split}.csv``, ``sts-{split}.csv``, ``stsb/sts-{split}.csv``
     * sts12 ... sts16: ``STS12-en-test/``, ``sts_original/STS12-en-test/`` with ``*.input.*.txt`` and ``*.gs.*.txt``
@@ -154,7 +150,7 @@ def load_sts(
 
     Args:
         task: One of ``TASKS``.
-        split: ``"train"``, ``"dev"`` or ``"test"`` for stsb, ``"test"`` for the others.
+        split: "test", and for stsb also "train" or "dev".
         data_dir: Local folder; with it nothing is downloaded.
         cache_dir: Cache folder of the hub's data sets.
 
@@ -215,21 +211,19 @@ def _find_columns(names: Iterable[str], columns: Sequence[str] | None) -> list[s
 
 def _collect(
     source: Source,
-    rows: Sequence[tuple[int, dict[str, Any] | Refused]],
+    rows: Rows,
     files: dict[str, str],
     columns: Sequence[str] | None = None,
     decimal: str = ".",
     skip_bad: bool = False,
 ) -> GradedPairs:
     """Check every row, and refuse or report the unusable ones with their line numbers."""
-    kept: list[tuple[str, str, float]] = []
-    bad: list[str] = []
+    kept, bad, read = [], [], 0
     for number, row in rows:
+        read += 1
         try:
-            if isinstance(row, dict):
+            if row != Refused("empty"):
                 kept.append(_pair(row, columns, decimal))
-            elif row.rule == "bad":
-                raise ValueError(row.reason)
         except ValueError as problem:
             bad.append(f"{source.place} {number}: {problem}")
     if bad:
@@ -238,38 +232,30 @@ def _collect(
             raise InputError(f"{source.name}: unusable rows, correct or skip them: {len(bad)} ({shown})")
         logger.warning("%s: unusable rows skipped: %d (%s)", source.name, len(bad), shown)
     if not kept:
-        raise InputError(f"{source.name}: no usable pairs ({len(rows)} rows read, 0 kept)")
+        raise InputError(f"{source.name}: no usable pairs ({read} rows read, 0 kept)")
     logger.info("%s: %d pairs", source.path or source.name, len(kept))
     first, second, scores = zip(*kept, strict=True)
     return GradedPairs(source.name, list(first), list(second), np.array(scores, dtype=np.float64), files)
 
 
-def _pair(row: dict[str, Any], columns: Sequence[str] | None, decimal: str) -> tuple[str, str, float]:
+def _pair(row: dict | Refused, columns: Sequence[str] | None, decimal: str) -> tuple[str, str, float]:
+    """Return the sentences and the score of a row; a ValueError says why it has none."""
+    if isinstance(row, Refused):
+        raise ValueError(row.reason)
     names = _find_columns(row, columns)
     if not names:
         raise ValueError(f"no {', '.join(columns or _NAMES)}")
     first, second, score = (row[name] for name in names)
-    return _sentence(first), _sentence(second), _score(score, decimal)
-
-
-def _sentence(value: object) -> str:
-    if not isinstance(value, str) or not value.strip(INVISIBLE):
-        raise ValueError(f"sentence {value!r} is not text" if value else "empty sentence")
-    return value.strip(INVISIBLE)
-
-
-def _score(value: object, decimal: str) -> float:
-    score = math.nan
+    for sentence in (first, second):
+        if not isinstance(sentence, str) or not sentence.strip(INVISIBLE):
+            raise ValueError(f"sentence {sentence!r} is not text" if sentence else "empty sentence")
     try:
-        if isinstance(value, str):
-            score = float(value.strip().replace(decimal, "."))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            score = float(value)
-    except ValueError:
-        pass
-    if not math.isfinite(score):
-        raise ValueError(f"score {value!r} is not a number")
-    return score
+        value = float(score.strip().replace(decimal, ".") if isinstance(score, str) else score)
+    except (TypeError, ValueError):
+        value = math.nan
+    if isinstance(score, bool) or not math.isfinite(value):
+        raise ValueError(f"score {score!r} is not a number")
+    return first.strip(INVISIBLE), second.strip(INVISIBLE), value
 
 
 def _load_local(task: str, split: str, data_dir: Path) -> GradedPairs:
@@ -295,29 +281,23 @@ def _load_local(task: str, split: str, data_dir: Path) -> GradedPairs:
 
 def _read_parts(data_dir: Path, folder: Path) -> Iterator[GradedPairs]:
     """Read the input and gs files of one year's STS folder."""
-    for gold_path in sorted((data_dir / folder).glob("STS*.gs.*.txt")):
-        part = gold_path.name.split(".gs.")[1].removesuffix(".txt")
+    no_tab = Refused("bad", "no tab between two sentences")
+    for path in sorted((data_dir / folder).glob("STS*.gs.*.txt")):
+        part = path.name.split(".gs.")[1].removesuffix(".txt")
         # ALL repeats the other files; SMT has scores but sentences that are not free, and papers leave it out.
         if part in ("ALL", "SMT"):
             continue
-        gold = replace(local_source(gold_path), name=(folder / gold_path.name).as_posix())
-        name = gold_path.name.replace(".gs.", ".input.")
-        inputs = replace(
-            local_source(gold_path.with_name(name)), name=(folder / name).as_posix(), kind="tsv", header=_NAMES[:2]
-        )
-        rows, scores = list(read_rows(inputs)), list(read_lines(gold))
-        if len(rows) != len(scores):
-            raise InputError(
-                f"{inputs.name}: {len(rows)} lines, but {gold_path.name} has {len(scores)}; get both files anew"
-            )
-        no_tab = Refused("bad", "no tab between two sentences")
-        graded = [
-            (number, {**row, "score": score} if isinstance(row, dict) else no_tab)
-            for (number, row), score in zip(rows, scores, strict=True)
+        names = [(folder / path.name.replace(".gs.", kind)).as_posix() for kind in (".input.", ".gs.")]
+        inputs, gold = (replace(local_source(data_dir / name), name=name) for name in names)
+        texts, scores = list(read_lines(inputs)), list(read_lines(gold))
+        if len(texts) != len(scores):
+            raise InputError(f"{inputs.name}: {len(texts)} lines, but {path.name} has {len(scores)}; get both anew")
+        rows = [
+            (number, dict(zip(_NAMES, (*text.split("\t")[:2], score), strict=True)) if "\t" in text else no_tab)
+            for number, (text, score) in enumerate(zip(texts, scores, strict=True), start=1)
             if score.strip()
         ]
-        files = {source.name: checksum(source) for source in (inputs, gold)}
-        yield replace(_collect(inputs, graded, files), name=part)
+        yield replace(_collect(inputs, rows, {source.name: checksum(source) for source in (inputs, gold)}), name=part)
 
 
 def _load_from_hub(task: str, split: str, cache_dir: str | None) -> GradedPairs:

@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,7 +79,7 @@ class Refused(NamedTuple):
     reason: str = ""
 
 
-Rows = Iterator[tuple[int, dict[str, Any] | Refused]]
+Rows = Iterable[tuple[int, dict[str, Any] | Refused]]
 
 
 def find_sources(given: Sequence[str | Path], **hub_options: Any) -> tuple[list[Source], list[str]]:
