@@ -17,8 +17,8 @@ from pyarrow import parquet
 
 from simcse_weince.errors import InputError
 from simcse_weince.sentence import corpus as corpus_module
-from simcse_weince.sentence import rows as rows_module
 from simcse_weince.sentence.corpus import CorpusOptions, read_corpus
+from simcse_weince.sentence.rows import local_source, read_lines
 
 COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 
@@ -322,13 +322,20 @@ def test_senseless_options_are_refused(options):
         CorpusOptions(**options)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_block_borders_do_not_matter(tmp_path, read, monkeypatch, size):
-    monkeypatch.setattr(rows_module, "BLOCK_BYTES", size)
-    path = write(tmp_path / "a.txt", "\ufeffÄ one\r\n\r\nzwei €\rthree\n𝄞 four\n")
-    assert texts(read(path)) == ["Ä one", "zwei € three", "𝄞 four"]
-    with pytest.raises(InputError, match="line 2: byte 8 is not utf-8"):
-        read(write(tmp_path / "b.txt", b"one\ntwo \xc3"))
+@pytest.mark.parametrize("compression", ["", "gz", "bz2", "xz"])
+@pytest.mark.parametrize("shift", range(5))
+def test_borders_of_the_blocks_that_are_decoded_at_a_time_do_not_matter(tmp_path, shift, compression):
+    lines = ["x" * shift, *(f"Ä{i}\r€ 𝄞" for i in range(4000))]
+    content = ("\ufeff" + "\r\n".join(lines)).encode()
+
+    def read(content):
+        packed = COMPRESS.get(compression, bytes)(content)
+        return list(read_lines(local_source(write(tmp_path / f"a.txt.{compression}".rstrip("."), packed))))
+
+    assert read(content) == [line.replace("\r", " ") for line in lines]
+    for broken in (content[:-1], content[:-1] + b"x\n", content[:-1] + b"x\n" * 9999):
+        with pytest.raises(InputError, match=f"line 4001: byte {len(content) - 4} is not utf-8"):
+            read(broken)
 
 
 # ---- cache ----

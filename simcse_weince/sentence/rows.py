@@ -8,6 +8,7 @@ import codecs
 import csv
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import os
@@ -28,8 +29,6 @@ from tqdm.auto import tqdm
 
 from simcse_weince.errors import InputError
 from simcse_weince.sentence import wikipedia
-
-BLOCK_BYTES = 1 << 22
 
 _ENDINGS = ".txt, .csv, .tsv, .jsonl, .parquet or .xml (a Wikipedia dump), each also .gz, .bz2 or .xz"
 # The parts of a dump are named like enwiki-latest-pages-articles1.xml-p1p41242.bz2.
@@ -155,7 +154,7 @@ def checksum(source: Source) -> str:
     """SHA-256 of the bytes of a file as they lie on the disk."""
     digest = hashlib.sha256()
     with open_source(replace(source, compression="")) as stream:
-        while block := stream.read(BLOCK_BYTES):
+        while block := stream.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
 
@@ -172,32 +171,25 @@ def read_lines(source: Source, encoding: str = "utf-8") -> Iterator[str]:
         raise InputError(f"--encoding {encoding}: Python knows no such text encoding") from None
     name = codecs.lookup(encoding).name
     encoding = "utf-8-sig" if name == "utf-8" else name
-    decoder = codecs.getincrementaldecoder(encoding)()
-    done = passed = 0
-    rest, block = "", b"\n"
+    number = 0
     with open_source(source) as stream:
-        while block:  # the last one is empty: with it the decoder refuses half a character at the end
-            block = stream.read(BLOCK_BYTES)
-            utf16 = block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in block[:4096]
-            if not done and encoding == "utf-8-sig" and utf16:
-                raise InputError(f"{source.name}: line 1: this is not UTF-8; if it is UTF-16, add --encoding utf-16")
-            done += len(block)
-            try:
-                lines = (rest + decoder.decode(block, final=not block)).split("\n")
-            except UnicodeDecodeError as error:
-                line = passed + error.object[: error.start].decode(encoding, errors="replace").count("\n") + 1
-                offset = done - len(error.object) + error.start
-                raise InputError(
-                    f"{source.name}: line {line}: byte {offset} is not {encoding.removesuffix('-sig')}; "
-                    "name the encoding of the file, such as --encoding latin-1"
-                ) from None
-            except UnicodeError as error:  # UTF-16 or UTF-32 without a mark
-                raise InputError(f"{source.name}: {error}; try --encoding {encoding}-le") from None
-            rest = lines.pop()
-            if rest and not block:
-                lines.append(rest)
-            passed += len(lines)
-            yield from (line.removesuffix("\r").replace("\r", " ") for line in lines)
+        start = stream.peek(4096)
+        if encoding == "utf-8-sig" and (start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start):
+            raise InputError(f"{source.name}: line 1: this is not UTF-8; if it is UTF-16, add --encoding utf-16")
+        text = io.TextIOWrapper(stream, encoding, newline="\n")
+        try:
+            for line in text:
+                number += 1
+                yield line.removesuffix("\n").removesuffix("\r").replace("\r", " ")
+        except UnicodeDecodeError as error:  # in a block that begins in the line after the last one
+            number += 1 + error.object[: error.start].decode(encoding, errors="replace").count("\n")
+            byte = stream.tell() - len(error.object) + error.start
+            raise InputError(
+                f"{source.name}: line {number}: byte {byte} is not {encoding.removesuffix('-sig')}; "
+                "name the encoding of the file, such as --encoding latin-1"
+            ) from None
+        except UnicodeError as error:  # UTF-16 or UTF-32 without a mark
+            raise InputError(f"{source.name}: {error}; try --encoding {encoding}-le") from None
 
 
 def read_rows(source: Source, encoding: str = "utf-8", pages: dict[str, int] | None = None) -> Rows:
