@@ -1,8 +1,7 @@
-"""Reading training sentences from files, folders, Wikipedia dumps and the Hugging Face hub.
+"""Training sentences from files, folders, Wikipedia dumps and the Hugging Face hub: cleaned, counted and cached.
 
-Every source becomes rows of one or several texts, every row passes the same cleaning, and what the cleaning dropped is
-counted. The kept rows lie in an Arrow file that `datasets` maps into memory, under a key made of the bytes read and
-the options: the same content is not read twice, and an edited file is never mistaken for its old self.
+The kept rows lie in an Arrow file that `datasets` maps into memory, under a key made of the bytes read and the options:
+the same content is not read twice, and an edited file is never mistaken for its old self.
 """
 
 import hashlib
@@ -34,18 +33,15 @@ _LISTED = 10
 
 # Column names that say what they hold: anchor, then its positive, then its hard negative; the longest first.
 _CONVENTIONS = [
-    names.split()
-    for names in (
-        "sent0 sent1 hard_neg",
-        "anchor positive negative",
-        "query positive negative",
-        "sent0 sent1",
-        "anchor positive",
-        "query positive",
-        "sentence1 sentence2",
-        "text",
-        "sentence",
-    )
+    ["sent0", "sent1", "hard_neg"],
+    ["anchor", "positive", "negative"],
+    ["query", "positive", "negative"],
+    ["sent0", "sent1"],
+    ["anchor", "positive"],
+    ["query", "positive"],
+    ["sentence1", "sentence2"],
+    ["text"],
+    ["sentence"],
 ]
 
 
@@ -106,11 +102,9 @@ class FileReport:
         sha256: Of the bytes on disk; for a hub data set its fingerprint; "" when streaming.
         columns: Columns of the file that hold the text; "text" where it has no columns.
         unit: What is counted: "lines" of plain text, "rows" of tables, "sentences" of a dump.
-        read: Units read, blank ones included.
-        kept: Rows of the data set.
-        dropped: Rows left out, by rule: "empty", "bad", "duplicate" and the rules of a dump.
-        first: By rule the first ten places: line numbers that start at 1 and count the header; row numbers of
-            parquet and hub; page numbers of a dump.
+        read: Units read, blank ones included; `kept` of them became rows of the data set.
+        dropped: Units left out, by rule: "empty", "bad", "duplicate" and the rules of a dump.
+        first: By rule the first ten numbers, as `read_rows` gives them.
         pages: Pages of a dump, by kind.
     """
 

@@ -164,15 +164,12 @@ def pairwise_cosines(first: Any, second: Any) -> np.ndarray:
 
 
 def alignment(x: Any, y: Any, alpha: float = 2) -> float | None:
-    """Alignment of positive pairs: mean |x - y|^alpha of unit vectors (Wang and Isola, 2020).
+    """Alignment of positive pairs: mean |x - y|^alpha of unit vectors, None without pairs (Wang and Isola, 2020).
 
     Args:
         x: Embeddings, normalised here. Shape: (pairs, width).
-        y: Embeddings of their positives. Shape: (pairs, width).
+        y: Those of their positives, likewise.
         alpha: Exponent.
-
-    Returns:
-        The value, at least 0, or None without pairs.
     """
     return float((np.linalg.norm(_unit(x) - _unit(y), axis=1) ** alpha).mean()) if len(x) else None
 
@@ -181,11 +178,8 @@ def uniformity(x: Any, t: float = 2) -> float | None:
     """Uniformity: log mean exp(-t |x_i - x_j|^2) over i < j of unit vectors (Wang and Isola, 2020).
 
     Args:
-        x: Embeddings of distinct sentences, normalised here. Shape: (sentences, width).
+        x: Embeddings of distinct sentences, normalised here; fewer than two give None. Shape: (sentences, width).
         t: Scale of the Gaussian potential.
-
-    Returns:
-        The value, at most 0 (all vectors equal), or None for fewer than two vectors.
     """
     x = _unit(x)
     # In blocks of rows: 5,000 sentences would need 200 MB at once.
@@ -341,17 +335,7 @@ def load_suite(
     data_dir: str | os.PathLike[str] | None = None,
     cache_dir: str | None = None,
 ) -> list[GradedPairs]:
-    """Load the sets of an evaluation: before any model, so that a missing file costs nothing.
-
-    Args:
-        tasks: Names from ``TASKS``; None means all seven for the test split, and stsb for the others.
-        split: See `load_sts`, as for the rest.
-        data_dir: Local folder, or None for the hub.
-        cache_dir: Cache folder of the hub's data sets.
-
-    Raises:
-        InputError: See `load_sts`.
-    """
+    """Load the sets of an evaluation with `load_sts`; without `tasks` the seven test sets, or another split of stsb."""
     tasks = tasks or (list(TASKS) if split == "test" else ["stsb"])
     return [load_sts(task, split, data_dir, cache_dir) for task in tasks]
 
