@@ -160,6 +160,8 @@ def test_columns_are_found_by_name(tmp_path):
     assert read_pairs(path, columns=("Left", "right", "how close")).scores.tolist() == [3.0]
     sick = write(tmp_path / "q.txt", "pair_ID\tsentence_A\tsentence_B\trelatedness_score\r\n1\ta\tb\t3.3\r\n")
     assert read_pairs(sick).scores.tolist() == [3.3] and read_pairs(sick).second == ["b"]
+    spreadsheet = write(tmp_path / "r.csv", "sentence1,sentence2,score,,\na,b,3,,\n")
+    assert read_pairs(spreadsheet).scores.tolist() == [3.0]
     with pytest.raises(ValueError, match="columns"):
         read_pairs(path, columns=("left", "right"))
     with pytest.raises(ValueError, match="delimiter"):

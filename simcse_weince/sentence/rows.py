@@ -237,7 +237,8 @@ def _table_rows(source: Source, encoding: str) -> Rows:
                 yield number, Refused("empty")
             elif not header:
                 header = tuple(name.strip(INVISIBLE) for name in record)
-                if len(set(header)) < len(header):
+                named = [name for name in header if name]  # spreadsheets leave empty columns at the end
+                if len(set(named)) < len(named):
                     raise InputError(f"{source.name}: line {number}: two columns have the same name; rename one")
             elif len(record) < len(header) or (len(record) > len(header) and not source.header):
                 expected = f"{len(header)} or more are needed" if source.header else f"the header has {len(header)}"
