@@ -10,6 +10,10 @@ ICML 2026, arXiv 2606.00262.
 Numerics: normalisation, cosines, shortfalls and logits are computed in float32 whatever comes in and whatever autocast
 surrounds the call (float64 embeddings stay float64), because in bfloat16 a shortfall of 1e-6 is 0. Nothing waits for
 the device: statistics are tensors until :meth:`InfoNCE.stats` is called.
+
+Many processes: given a `simcse_weince.gather.Shard`, each process compares its own anchors with the candidates of all,
+and every statistic of the batch (pivot, pooled shape, running average, :meth:`InfoNCE.stats`) is that of the global
+batch, equal on all processes to the last bit.
 """
 
 import logging
@@ -22,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from simcse_weince.gather import Shard
 from simcse_weince.links import blended_link, shortfall, shortfall_link, softmax_link
 from simcse_weince.tail import (
     FEWEST_NEGATIVES,
@@ -47,6 +52,9 @@ COLLAPSED = 0.999
 POOLED_FRACTION, POOLED_MINIMUM = 0.05, 1024
 """The tail of all negatives of a batch taken together, as in the authors' code."""
 
+COSINES_AT_ONCE = 1 << 24
+"""Batches with more cosines than this (64 MB in float32) are worked off in chunks of anchors."""
+
 
 class Comparison(NamedTuple):
     """Which candidates each anchor is compared with: all that the losses need to know of a layout.
@@ -58,6 +66,7 @@ class Comparison(NamedTuple):
         dropped: (A, C) bool, True for candidates in neither denominator nor tail, never for a positive; None for none.
         most_negatives: number of negatives of an anchor of which no candidate is masked.
         zero_norm_rows: rows of the batch in which an embedding has no direction, for the statistics; scalar.
+        shard: which rows of the global batch the anchors are.
     """
 
     anchors: Tensor
@@ -66,6 +75,7 @@ class Comparison(NamedTuple):
     dropped: Tensor | None
     most_negatives: int
     zero_norm_rows: Tensor
+    shard: Shard
 
     def cosine(self) -> Tensor:
         """Cosine of every anchor with every candidate, (A, C)."""
@@ -88,13 +98,21 @@ class Comparison(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What a look at the cosines keeps: small tensors without gradient, which concatenate over chunks of anchors."""
+    """What a look at the cosines keeps: small tensors without gradient."""
 
-    positive: Tensor  # (A,) cosine of the positive
-    negative: Tensor  # (A,) mean cosine of the unmasked negatives, 0 without any
-    negatives: Tensor  # (A,) number of unmasked negatives
-    smallest: Tensor  # (A, k) smallest shortfalls of each anchor, increasing
+    anchors: Tensor  # (A, 3) and more: cosine of the positive, mean cosine and number of its negatives; then a TailFit
     pooled: Tensor  # (p,) smallest shortfalls of all anchors together
+
+    @property
+    def negatives(self) -> Tensor:
+        """Number of unmasked negatives of each anchor, (A,)."""
+        return self.anchors[:, 2].long()
+
+    @property
+    def fit(self) -> TailFit:
+        """The tail of each anchor."""
+        fit = TailFit(*self.anchors[:, 3:].unbind(1))
+        return fit._replace(estimable=fit.estimable > 0)
 
 
 class InfoNCE(nn.Module):
@@ -105,8 +123,9 @@ class InfoNCE(nn.Module):
         layout: who is compared with whom, for N pairs of views. "cross_view": N anchors (first view) against N
             candidates (second view) and any hard negatives (SimCSE); "columns" is the same in the words of
             sentence-transformers. "both_views": 2N anchors against 2N candidates, without themselves (NT-Xent, SimCLR).
-        chunk_size: number of anchors whose cosines are held at a time; None holds all. The values are the same, memory
-            shrinks, and cosines are computed three times.
+        chunk_size: number of anchors whose cosines are held at a time. The values are the same, memory shrinks, and
+            cosines are computed three times. None holds all up to 2^24 cosines (4,096 anchors against as many
+            candidates), and beyond that as many anchors as have 2^24 cosines.
         reduction: "mean" over anchors, or "none" for one loss per anchor.
 
     Raises:
@@ -130,7 +149,14 @@ class InfoNCE(nn.Module):
         self._last: dict[str, Tensor] = {}
         self._warned: set[str] = set()
 
-    def forward(self, first: Tensor, second: Tensor, *negatives: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        first: Tensor,
+        second: Tensor,
+        *negatives: Tensor,
+        keep: Tensor | None = None,
+        shard: Shard | None = None,
+    ) -> Tensor:
         """Loss of a batch of N pairs.
 
         Args:
@@ -139,19 +165,31 @@ class InfoNCE(nn.Module):
             negatives: (N, d) each, columns of hard negatives, shared by all anchors; not for "both_views".
             keep: (A, C) bool; False leaves candidate j out of the denominator and of the tail of anchor i. A is N and C
                 is N * (1 + columns of negatives); for "both_views" both are 2N. A positive is always kept.
+            shard: the rows of the batch that this process holds, to compare them with those of all; in C, N is then the
+                number of rows of all, and the columns of candidates are [all positives, all first negatives, ...].
+                None: the batch of this process is the whole batch.
 
         Returns:
             Scalar, or (A,) for ``reduction="none"``; float32, or float64 for float64 embeddings. Without any negative
-            it is 0, and so is its gradient.
+            it is 0, and so is its gradient. Over processes, the mean of the scalars is the loss of the global batch.
 
         Raises:
             ValueError: for tensors whose shapes or dtypes do not fit; the message names the argument.
         """
-        losses = self.anchor_losses(self.compare(first, second, *negatives, keep=keep))
-        return losses.mean() if self.reduction == "mean" else losses
+        comparison = self.compare(first, second, *negatives, keep=keep, shard=shard)
+        losses = self.anchor_losses(comparison)
+        return losses.mean() * comparison.shard.weight if self.reduction == "mean" else losses
 
-    def compare(self, first: Tensor, second: Tensor, *negatives: Tensor, keep: Tensor | None = None) -> Comparison:
+    def compare(
+        self,
+        first: Tensor,
+        second: Tensor,
+        *negatives: Tensor,
+        keep: Tensor | None = None,
+        shard: Shard | None = None,
+    ) -> Comparison:
         """Normalise a batch and lay it out; arguments as in :meth:`forward`."""
+        shard = Shard((len(first),)) if shard is None else shard
         columns = (first, second, *negatives)
         for name, column in zip(("first", "second", *["negatives"] * len(negatives)), columns, strict=True):
             if column.ndim != 2 or column.shape != first.shape or not column.numel() or not column.is_floating_point():
@@ -163,35 +201,40 @@ class InfoNCE(nn.Module):
             raise ValueError('negatives need layout="cross_view": in "both_views" all candidates are views of anchors')
         dtype = torch.float64 if any(column.dtype == torch.float64 for column in columns) else torch.float32
         units, zero = zip(*(_unit_vectors(column.to(dtype)) for column in columns), strict=True)
-        positive = torch.arange(len(first), device=first.device)
+        if shard.sizes[shard.rank] != len(first):
+            raise ValueError(f"shard must say that this process holds {len(first)} rows, got {shard}")
+        positive, own = torch.arange(len(first), device=first.device) + shard.offset, None
         if self.layout == "both_views":
-            anchors = candidates = torch.cat(units)
-            own = torch.arange(len(anchors), device=first.device)
-            positive, most_negatives = own.roll(len(first)), len(candidates) - 2
+            anchors = torch.cat(units)
+            partner = positive + shard.total
+            own, positive = torch.cat([positive, partner]), torch.cat([partner, positive])
         else:
-            anchors, candidates = units[0], torch.cat(units[1:]) if negatives else units[1]
-            own, most_negatives = None, len(candidates) - 1
+            anchors, units = units[0], units[1:]
+        # Column by column: all positives of all processes come first.
+        candidates = torch.cat([shard.all_gather(unit) for unit in units])
+        most_negatives = len(candidates) - (1 if own is None else 2)
         dropped = _dropped(keep, (len(anchors), len(candidates)), positive, own)
         # A blank sentence has no direction in either view, but it is one row of the batch.
-        return Comparison(anchors, candidates, positive, dropped, most_negatives, torch.stack(zero).any(0).sum())
+        zero_norm_rows = shard.all_gather(torch.stack(zero).any(0)).sum()
+        return Comparison(anchors, candidates, positive, dropped, most_negatives, zero_norm_rows, shard)
 
     def anchor_losses(self, comparison: Comparison) -> Tensor:
         """Loss of each anchor, (A,), for hosts that lay out anchors and candidates themselves."""
         with torch.autocast(comparison.anchors.device.type, enabled=False):
-            if self.chunk_size is None or self.chunk_size >= len(comparison.anchors):
+            size = self._anchors_at_once(comparison)
+            if size >= len(comparison.anchors):
                 cosine = comparison.cosine()
-                look = self._look(comparison, cosine.detach(), len(cosine))
-                return self._losses(comparison, self._weights(comparison, look), cosine)
+                return self._losses(comparison, self._own_weights(comparison, cosine.detach()), cosine)
             # The pivot needs all anchors: look at every chunk first, then compute losses, once more in backward.
-            weights = self._weights(comparison, self._survey(comparison)).split(self.chunk_size)
+            weights = self._own_weights(comparison).split(size)
             losses = [
                 checkpoint(self._losses, *part, use_reentrant=False, preserve_rng_state=False)
-                for part in zip(comparison.split(self.chunk_size), weights, strict=True)
+                for part in zip(comparison.split(size), weights, strict=True)
             ]
             return torch.cat(losses)
 
     def stats(self) -> dict[str, float]:
-        """Numbers of the last call for a log; only here is the device waited for. Empty before the first call.
+        """Numbers of the last global batch for a log; only here is the device waited for. Empty before the first call.
 
         Means over the anchors that have negatives: positive_cosine and negative_cosine (of unmasked negatives), for
         `Weince` also blend, shape, hardness, evidence, r_squared and pivot. Counts: masked_candidates (left out by
@@ -216,34 +259,56 @@ class InfoNCE(nn.Module):
             self._warn_once("anchors with fewer than %d negatives have no tail: plain InfoNCE", FEWEST_NEGATIVES)
         return numbers
 
+    def _anchors_at_once(self, comparison: Comparison) -> int:
+        anchors, candidates = len(comparison.anchors), len(comparison.candidates)
+        if self.chunk_size is None and anchors * candidates > COSINES_AT_ONCE:
+            return max(1, COSINES_AT_ONCE // candidates)
+        return self.chunk_size or anchors
+
     @torch.no_grad()
-    def _look(self, chunk: Comparison, cosine: Tensor, anchors: int) -> _Look:
-        """Measure a chunk of a batch of ``anchors``."""
+    def _look(self, chunk: Comparison, cosine: Tensor) -> _Look:
+        """Measure a chunk of a batch."""
         positive = cosine.gather(1, chunk.positive[:, None])[:, 0]
         negatives = torch.full_like(chunk.positive, chunk.most_negatives)
         if chunk.dropped is not None:
             negatives = cosine.shape[1] - 1 - chunk.dropped.sum(1)
         mean = (chunk.fill_dropped(cosine, 0).sum(1) - positive) / negatives.clamp(min=1)
-        return _Look(positive, mean, negatives, cosine.new_empty(len(cosine), 0), cosine.new_empty(0))
+        return _Look(torch.stack([positive, mean, negatives.to(mean)], dim=1), cosine.new_empty(0))
+
+    def _pool_size(self, comparison: Comparison) -> int:
+        """How many shortfalls of the global batch are pooled."""
+        return 0
 
     @torch.no_grad()
-    def _survey(self, comparison: Comparison) -> _Look:
-        """Measure all anchors of a batch, a chunk at a time."""
-        anchors = len(comparison.anchors)
-        chunks = comparison.split(self.chunk_size or anchors)
-        looks = [self._look(chunk, chunk.cosine(), anchors) for chunk in chunks]
-        return _Look(*(torch.cat(parts) for parts in zip(*looks, strict=True)))
+    def _survey(self, comparison: Comparison, cosine: Tensor | None = None) -> _Look:
+        """Measure all anchors of the global batch; ``cosine`` are those of this process, if they are at hand."""
+        shard, pool = comparison.shard, self._pool_size(comparison)
+        anchors, pooled = [], comparison.anchors.new_empty(0)
+        size = self._anchors_at_once(comparison) if cosine is None else len(cosine)
+        for chunk in comparison.split(size):
+            look = self._look(chunk, chunk.cosine() if cosine is None else cosine)
+            anchors.append(look.anchors)
+            pooled = torch.cat([pooled, look.pooled])
+            pooled = pooled.topk(min(pool, len(pooled)), largest=False).values
+        if pool:
+            everyones = shard._replace(sizes=(1,) * len(shard.sizes))
+            pooled = everyones.all_gather(F.pad(pooled, (0, pool - len(pooled)), value=math.inf)[None]).flatten()
+        return _Look(shard.all_gather(torch.cat(anchors)), pooled)
+
+    def _own_weights(self, comparison: Comparison, cosine: Tensor | None = None) -> Tensor:
+        """What the losses need of each anchor of this process, derived from all anchors of the global batch."""
+        return comparison.shard.own(self._weights(comparison, self._survey(comparison, cosine)))
 
     def _weights(self, comparison: Comparison, look: _Look) -> Tensor:
         """Remember the look for :meth:`stats`; derive from it what the losses need of each anchor, (A, any number)."""
         self._last = {
-            "positive_cosine": look.positive,
-            "negative_cosine": look.negative,
+            "positive_cosine": look.anchors[:, 0],
+            "negative_cosine": look.anchors[:, 1],
             "negatives": look.negatives,
             "masked": comparison.most_negatives - look.negatives,
             "zero_norm_rows": comparison.zero_norm_rows,
         }
-        return look.positive.new_empty(len(look.positive), 0)
+        return look.anchors.new_empty(len(look.anchors), 0)
 
     def _losses(self, chunk: Comparison, weights: Tensor, cosine: Tensor | None = None) -> Tensor:
         cosine = chunk.cosine() if cosine is None else cosine
@@ -333,23 +398,40 @@ class Weince(InfoNCE):
 
     @torch.no_grad()
     def anchor_statistics(
-        self, first: Tensor, second: Tensor, *negatives: Tensor, keep: Tensor | None = None
+        self,
+        first: Tensor,
+        second: Tensor,
+        *negatives: Tensor,
+        keep: Tensor | None = None,
+        shard: Shard | None = None,
     ) -> TailStatistics:
-        """The tail statistics that :meth:`forward` uses, for the same arguments."""
-        comparison = self.compare(first, second, *negatives, keep=keep)
+        """The tail statistics that :meth:`forward` uses, for the same arguments; those of this process's anchors."""
+        comparison = self.compare(first, second, *negatives, keep=keep, shard=shard)
         with torch.autocast(first.device.type, enabled=False):
-            return self._statistics(comparison.most_negatives, self._survey(comparison))
+            tail = self._statistics(comparison.most_negatives, self._survey(comparison))
+        own = comparison.shard.own
+        return tail._replace(
+            blend=own(tail.blend), shape=own(tail.shape), hardness=own(tail.hardness), evidence=own(tail.evidence),
+            r_squared=own(tail.r_squared), shape_raw=own(tail.shape_raw),
+        )  # fmt: skip
 
     @torch.no_grad()
-    def _look(self, chunk: Comparison, cosine: Tensor, anchors: int) -> _Look:
-        look = super()._look(chunk, cosine, anchors)
+    def _look(self, chunk: Comparison, cosine: Tensor) -> _Look:
+        look = super()._look(chunk, cosine)
         hard = chunk.only_negatives(cosine)
         size = max(1, tail_size(chunk.most_negatives, self.tail_fraction, self.min_tail_size))
-        look = look._replace(smallest=shortfall(hard.topk(size).values))
-        if self._pools:
-            pool = max(1, tail_size(anchors * chunk.most_negatives, POOLED_FRACTION, POOLED_MINIMUM))
-            look = look._replace(pooled=shortfall(hard.flatten().topk(min(pool, hard.numel())).values))
-        return look
+        smallest = shortfall(hard.topk(size).values)
+        fraction, minimum = self.tail_fraction, self.min_tail_size
+        fit = fit_tail(smallest, look.negatives, fraction=fraction, minimum=minimum, evidence=self.evidence)
+        fitted = torch.stack([value.to(cosine) for value in fit], dim=1)
+        pool = min(self._pool_size(chunk), hard.numel())
+        pooled = shortfall(hard.flatten().topk(pool).values) if pool else look.pooled
+        return _Look(torch.cat([look.anchors, fitted], dim=1), pooled)
+
+    def _pool_size(self, comparison: Comparison) -> int:
+        views = 2 if self.layout == "both_views" else 1
+        negatives = views * comparison.shard.total * comparison.most_negatives
+        return max(1, tail_size(negatives, POOLED_FRACTION, POOLED_MINIMUM)) if self._pools else 0
 
     @staticmethod
     def _pooled_fit(look: _Look, evidence: str) -> TailFit:
@@ -364,8 +446,7 @@ class Weince(InfoNCE):
 
     @torch.no_grad()
     def _statistics(self, most_negatives: int, look: _Look) -> TailStatistics:
-        fraction, minimum = self.tail_fraction, self.min_tail_size
-        fit = fit_tail(look.smallest, look.negatives, fraction=fraction, minimum=minimum, evidence=self.evidence)
+        fit = look.fit
         blend, shape = torch.ones_like(fit.hardness), fit.shape
         if self.pivot is None:
             pivot = nearest_rank(fit.hardness, look.negatives, self.pivot_quantile)
@@ -382,7 +463,7 @@ class Weince(InfoNCE):
         if self.shape == "shrunk":
             shape = shrunk_shape(fit, self._pooled_fit(look, self.evidence))
         shape = torch.full_like(shape, self.shape) if isinstance(self.shape, float) else shape.clamp(*self.shape_bounds)
-        size = tail_size(most_negatives, fraction, minimum)
+        size = tail_size(most_negatives, self.tail_fraction, self.min_tail_size)
         points = max(0, size - (burn_in(size) if self.evidence == "regression" else 1))
         return TailStatistics(blend, shape, fit.hardness, fit.evidence, fit.r_squared, fit.shape, pivot, points)
 
