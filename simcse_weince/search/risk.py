@@ -1,0 +1,666 @@
+"""Risk and bias as functions of the number of negatives, and the choices that follow: k, temperature, link.
+
+All estimates come with normal intervals whose standard errors count the anchors and, where the pool is shared, the
+pool: ``Var_i / n + Var(hubness) / N`` for losses, a delete-group jackknife over the pool for what is derived from them.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from scipy.optimize import brentq, minimize
+from torch import Tensor
+
+from simcse_weince.search.bounds import bias_bounds, kl_bound
+from simcse_weince.search.kernels import (
+    HeavyTailWarning,
+    Link,
+    NestedLink,
+    Offset,
+    Pairs,
+    PoolSums,
+    Result,
+    Similarities,
+    SoftmaxLink,
+    WeibullLink,
+    as_link,
+    cross_entropy_from,
+    expected_log,
+    group_sizes,
+    group_sums,
+    laplace_grid,
+    laplace_transform,
+    log_transform,
+    negatives_count,
+    normal_quantile,
+    offset_of,
+    pool_sums,
+    pool_variance,
+    positive_number,
+    sampling_variance,
+    tail_index,
+    warn_heavy_tail,
+)
+
+COMPLETE_LIMIT = 10**11  # multiply-adds of the complete U-statistic, a few minutes
+K_LIMIT = 2**24
+
+
+@dataclass(frozen=True)
+class RiskCurve(Result):
+    """Estimated InfoNCE risk less ``offset`` for each number of negatives ``k``; ``per_anchor`` is (len(k), n)."""
+
+    k: np.ndarray
+    value: np.ndarray
+    se: np.ndarray
+    lo: np.ndarray
+    hi: np.ndarray
+    per_anchor: np.ndarray = field(repr=False)
+    offset: Offset
+    pool_variance: float
+
+
+def _numbers(ks: Sequence[int]) -> np.ndarray:
+    values = np.array([negatives_count(k, "ks") for k in ks])
+    if not len(values):
+        raise ValueError("ks must not be empty")
+    return values
+
+
+def _blocks(pos: Tensor, pool: Tensor, ks: np.ndarray, orders: Tensor) -> Tensor:
+    """Mean of ``log(e^pos + block sum) - pos`` over disjoint blocks of k columns in each order, (len(ks), b)."""
+    peak = torch.maximum(pool.amax(1), pos.amax(1))[:, None]
+    # One exponential per similarity serves all k; the floor keeps a block of negligible weight from log 0.
+    weights, own = (pool - peak).exp().clamp(min=1e-300), (pos - peak)[:, None]
+    total = pool.new_zeros(len(ks), len(pool))
+    for order in orders:
+        shuffled = weights[:, order]
+        for row, k in enumerate(ks):
+            count = pool.shape[1] // int(k)
+            block = shuffled[:, : count * int(k)].view(len(pool), count, int(k)).sum(2).log()
+            total[row] += (torch.logaddexp(block[..., None], own) - own).mean((1, 2))
+    return total / len(orders)
+
+
+def _complete(pos: Tensor, pool: Tensor, ks: np.ndarray) -> Tensor:
+    """The same over all subsets of k columns, through the mean elementary symmetric polynomials of ``e^(-t y)``."""
+    peak = torch.maximum(pool.amax(1), pos.amax(1))[:, None]
+    weights, own = (pool - peak).exp(), (pos - peak).exp()
+    most = int(ks.max())
+    nodes = laplace_grid(float((weights.amin(1) + own.amin(1)).min()), most + 1.0).to(pool.device)
+    subsets = pool.new_zeros(len(pool), len(nodes), most + 1)
+    subsets[..., 0] = 1
+    size = torch.arange(1, most + 1, dtype=torch.float64, device=pool.device)
+    for seen, column in enumerate(weights.T, start=1):
+        kept = (seen - size).clamp(min=0) / seen * subsets[..., 1:]
+        joined = torch.exp(-nodes * column[:, None])[..., None] * subsets[..., :-1]
+        subsets[..., 1:] = kept + size / seen * joined
+    factor = torch.exp(-nodes * own[..., None]).mean(1)
+    transform = (subsets[..., ks.tolist()] - 1).movedim(1, 0)
+    logs = expected_log(log_transform(transform), factor.T[..., None], nodes, 1)
+    return logs.T - (pos - peak).mean(1)
+
+
+def risk_curve(
+    pos: Similarities,
+    neg: Similarities,
+    ks: Sequence[int],
+    *,
+    tau: float | None = None,
+    link: Link | None = None,
+    estimator: Literal["blocks", "complete"] = "blocks",
+    n_perm: int = 8,
+    seed: int = 0,
+    shared_pool: bool = True,
+    offset: Offset = "log_k1",
+    level: float = 0.95,
+    unbounded: bool = False,
+) -> RiskCurve:
+    """Unbiased estimates of the InfoNCE risk with k negatives, for k up to the pool size.
+
+    Args:
+        pos: Cosines anchor-positive, (n,) or (n, P).
+        neg: Cosines anchor-pool (n, N), independent of the anchors' own positives.
+        ks: Numbers of negatives, at most N.
+        tau: Temperature of the softmax link; or give ``link``.
+        link: Any link of :mod:`simcse_weince.search.kernels`.
+        estimator: "blocks" cuts ``n_perm`` random orders of the pool into disjoint blocks; "complete" averages over all
+            subsets of k columns at a cost of ``n * N * max(ks)``.
+        n_perm: Random orders for "blocks".
+        seed: Seed of those orders.
+        shared_pool: Whether all anchors face the same N items; its error is then part of ``se``.
+        offset: "log_k1", "log_k" or "none"; the risk less "log_k1" or "log_k" tends to the search cross-entropy.
+        level: Confidence level of the interval.
+        unbounded: Accept scores that are not cosines.
+    """
+    pairs, link, numbers, z = Pairs(pos, neg, unbounded), as_link(tau, link), _numbers(ks), normal_quantile(level)
+    if numbers.max() > pairs.pool_size:
+        raise ValueError(f"ks must not exceed the pool size {pairs.pool_size}; bias_curve extrapolates beyond it")
+    if estimator not in ("blocks", "complete"):
+        raise ValueError(f"estimator must be 'blocks' or 'complete', not {estimator!r}")
+    if estimator == "complete" and pairs.n * pairs.pool_size * int(numbers.max()) * 150 > COMPLETE_LIMIT:
+        raise ValueError("estimator='complete' is too slow for this n * N * max(ks): use 'blocks'")
+    warn_heavy_tail(pairs, link)
+    rng = np.random.default_rng(seed)
+    orders = torch.from_numpy(
+        np.stack([rng.permutation(pairs.pool_size) for _ in range(negatives_count(n_perm, "n_perm"))])
+    )
+    parts = []
+    for _, positives, pool in pairs:
+        logits = link.logit(positives), link.logit(pool)
+        if estimator == "blocks":
+            parts.append(_blocks(*logits, numbers, orders.to(pool.device)).cpu())
+        else:
+            # A few anchors at a time: each holds (nodes, k) polynomials.
+            chunks = (tensor.split(max(1, 20_000 // int(numbers.max()))) for tensor in logits)
+            parts += [_complete(own, rest, numbers).cpu() for own, rest in zip(*chunks, strict=True)]
+    shift = torch.tensor([offset_of(int(k), offset) for k in numbers], dtype=torch.float64)
+    rows = torch.cat(parts, 1) - shift[:, None]
+    hubs = pool_variance(pool_sums(pairs, link), shared_pool) if shared_pool else 0.0
+    value, se = rows.mean(1).numpy(), (sampling_variance(rows) + hubs).sqrt().numpy()
+    return RiskCurve(numbers, value, se, value - z * se, value + z * se, rows.numpy(), offset, hubs)
+
+
+def extrapolate_risk(curve: RiskCurve, order: Literal[1, 2] = 1) -> tuple[float, float]:
+    """Search cross-entropy by Richardson extrapolation of a risk curve to infinitely many negatives.
+
+    The ``order + 1`` largest k are fitted exactly by a polynomial in 1/k of that order: ``2 R(2k) - R(k)`` for a pair.
+
+    Returns:
+        The estimate and its standard error.
+    """
+    if order not in (1, 2):
+        raise ValueError(f"order must be 1 or 2, not {order!r}")
+    used = np.unique(curve.k, return_index=True)[1][-(order + 1) :]
+    if len(used) <= order:
+        raise ValueError(f"order {order} needs a curve with {order + 1} different k")
+    k = curve.k[used].astype(np.float64)
+    design = np.vander(1 / k, order + 1, increasing=True)
+    weights = np.linalg.solve(design.T, np.eye(order + 1)[0])
+    shift = np.array([offset_of(int(v), curve.offset) for v in k]) - np.log1p(k)
+    rows = torch.from_numpy(weights @ (curve.per_anchor[used] + shift[:, None]))
+    return float(rows.mean()), math.sqrt(float(sampling_variance(rows)) + curve.pool_variance)
+
+
+@dataclass(frozen=True)
+class BiasCurve(Result):
+    """How far the risk with k negatives is from the cross-entropy it stands for.
+
+    Attributes:
+        k: Numbers of negatives, of any size.
+        bias: Estimates of ``risk - offset - CE``, corrected for the pool size.
+        se: Standard errors; ``lo`` and ``hi`` the interval.
+        cA: Limit of ``k * (risk - log k - CE)``, with standard error ``cA_se``.
+        cB: The same for ``log(k + 1)``: ``cA - 1``.
+        fit: Coefficients of 1/k and 1/k^2, fitted where ``k >= asymptotic_from``; nan with fewer than two such k.
+        loglog_slope: Slope of log |bias| in log k over ``slope_range``, where the sign is constant; -1 in the limit.
+        asymptotic_from: The 1/k law begins around here: ``max(Er, Ev)``.
+        per_anchor: Uncorrected bias per anchor used, (len(k), anchors).
+    """
+
+    k: np.ndarray
+    bias: np.ndarray
+    se: np.ndarray
+    lo: np.ndarray
+    hi: np.ndarray
+    cA: float  # noqa: N815
+    cB: float  # noqa: N815
+    cA_se: float  # noqa: N815
+    fit: tuple[float, float]
+    loglog_slope: float
+    slope_range: tuple[int, int] | None
+    asymptotic_from: float
+    per_anchor: np.ndarray = field(repr=False)
+
+
+def _jackknife(whole: Tensor, parts: Tensor, shared_pool: bool) -> tuple[Tensor, Tensor]:
+    """Value corrected for the pool size and its pool variance, from leave-one-group-out values (G, ...)."""
+    groups = len(parts)
+    spread = (groups - 1) * parts.var(0, correction=0) if shared_pool else torch.zeros_like(whole)
+    return groups * whole - (groups - 1) * parts.mean(0), spread
+
+
+def _bias(pairs: Pairs, link: Link, ks: np.ndarray, sums: PoolSums) -> tuple[Tensor, Tensor]:
+    """``E log(U_k + r/k)``, the pool as population: per anchor (len(ks), n); means without each group (G, len(ks))."""
+    sizes, size = group_sizes(pairs.pool_size), pairs.pool_size
+    others = (size - sums.sizes).to(torch.float64)
+    log_z, without = sums.whole[0], sums.leave_one_out[0]
+    per_anchor, left_out = torch.zeros(len(ks), pairs.n, dtype=torch.float64), torch.zeros(len(sizes), len(ks)).double()
+    for rows, pos, pool in pairs:
+        level = log_z[rows, None].to(pool.device)
+        density, own = (link.logit(pool) - level).exp(), (link.logit(pos) - level).exp()
+        lowest = float((int(ks.min()) * density.amin(1) + own.amin(1)).min())
+        nodes = laplace_grid(lowest, max(float(own.max()), float(ks.max())))
+        groups = laplace_transform(density, nodes, lambda e: group_sums(e, sizes)).cpu()
+        factor = laplace_transform(own, nodes, lambda e: e.mean(1)).cpu() + 1
+        total = groups.sum(-1, keepdim=True)
+        logs, rest = log_transform(total[..., 0] / size), log_transform((total - groups) / others)
+        shift = (without[:, rows] - log_z[rows]).sum(1) / pairs.n
+        for index, k in enumerate(ks.tolist()):
+            per_anchor[index, rows] = expected_log(logs, factor, nodes, k)
+            left_out[:, index] += expected_log(rest, factor[..., None], nodes, k).sum(0) / pairs.n - shift
+    return per_anchor, left_out
+
+
+def bias_curve(
+    pos: Similarities,
+    neg: Similarities,
+    ks: Sequence[int],
+    *,
+    tau: float | None = None,
+    link: Link | None = None,
+    offset: Offset = "log_k1",
+    max_anchors: int = 512,
+    shared_pool: bool = True,
+    level: float = 0.95,
+    unbounded: bool = False,
+) -> BiasCurve:
+    """Distance between the InfoNCE risk with k negatives and the search cross-entropy, for any k.
+
+    Risk and cross-entropy are paired on the same data, so most of their error cancels: the distance is known far more
+    exactly than either. The pool stands for the corpus, k may exceed it.
+
+    Args:
+        pos: Cosines anchor-positive, (n,) or (n, P).
+        neg: Cosines anchor-pool (n, N).
+        ks: Numbers of negatives.
+        tau: Temperature of the softmax link; or give ``link``.
+        link: Any link of :mod:`simcse_weince.search.kernels`.
+        offset: "log_k1" (the right one: exact as tau grows) or "log_k".
+        max_anchors: Anchors used for the curve, evenly spaced; the constants use all.
+        shared_pool: Whether all anchors face the same N items.
+        level: Confidence level of the interval.
+        unbounded: Accept scores that are not cosines.
+    """
+    pairs, link = Pairs(pos, neg, unbounded), as_link(tau, link)
+    warn_heavy_tail(pairs, link)
+    return _bias_curve(pairs, link, _numbers(ks), pool_sums(pairs, link), offset, max_anchors, shared_pool, level)
+
+
+def _bias_curve(
+    pairs: Pairs,
+    link: Link,
+    ks: np.ndarray,
+    sums: PoolSums,
+    offset: Offset,
+    max_anchors: int,
+    shared_pool: bool,
+    level: float,
+) -> BiasCurve:
+    if pairs.pool_size < 2 or offset == "none":
+        raise ValueError("a bias needs a pool of at least 2 and offset 'log_k' or 'log_k1'")
+    some = pairs.spread(negatives_count(max_anchors, "max_anchors"))
+    rows, left_out = _bias(some, link, ks, sums if some.n == pairs.n else pool_sums(some, link))
+    shift = torch.tensor([math.log(k) - offset_of(int(k), offset) for k in ks], dtype=torch.float64)
+    value, pool = _jackknife(rows.mean(1), left_out, shared_pool)
+    bias, se = (value + shift).numpy(), (sampling_variance(rows) + pool).sqrt().numpy()
+
+    (log_z, chi2), (log_without, chi2_without) = sums.whole, sums.leave_one_out
+    density = (sums.positive - log_z[:, None]).exp().mean(1)
+    constant = density - chi2 / 2
+    without = (sums.positive - log_without[..., None]).exp().mean(2) - chi2_without / 2
+    limit, limit_pool = _jackknife(constant.mean(), without.mean(1), shared_pool)
+    start = max(float(density.mean()), float(chi2.mean()))
+
+    late = ks >= start
+    fit = (math.nan, math.nan)
+    if len(np.unique(ks[late])) >= 2:  # k * bias = c1 + c2 / k: errors relative to 1/k count alike
+        slope, level_at_infinity = np.polyfit(1 / ks[late], ks[late] * bias[late], 1)
+        fit = (float(level_at_infinity), float(slope))
+    same = late & (np.sign(bias) == np.sign(bias[np.argmax(ks)])) & (bias != 0)
+    sloped = len(np.unique(ks[same])) >= 2
+    z = normal_quantile(level)
+    return BiasCurve(
+        k=ks,
+        bias=bias,
+        se=se,
+        lo=bias - z * se,
+        hi=bias + z * se,
+        cA=float(limit),
+        cB=float(limit) - 1,
+        cA_se=math.sqrt(float(sampling_variance(constant) + limit_pool)),
+        fit=fit,
+        loglog_slope=float(np.polyfit(np.log(ks[same]), np.log(np.abs(bias[same])), 1)[0]) if sloped else math.nan,
+        slope_range=(int(ks[same].min()), int(ks[same].max())) if sloped else None,
+        asymptotic_from=start,
+        per_anchor=(rows + shift[:, None]).numpy(),
+    )
+
+
+@dataclass(frozen=True)
+class KRecommendation(Result):
+    """Numbers of negatives that keep the risk within a tolerance of its limit; None where none was found.
+
+    Attributes:
+        k_plug: From the bias curve with its error, valid for all larger k examined.
+        k_asymptotic: From the 1/k law alone.
+        k_safe_upper: Keeps the risk from exceeding its limit by more than the tolerance, for these positives.
+        k_worst_case: For every data law and embedding; astronomical below a temperature of 0.3.
+        Er: Mean density of the search kernel at the positive.
+        Ev: Mean chi-square of the search kernel from the corpus.
+        note: What the numbers mean, in a sentence each.
+    """
+
+    k_plug: int | None
+    k_asymptotic: int
+    k_safe_upper: int
+    k_worst_case: int | None
+    Er: float  # noqa: N815
+    Ev: float  # noqa: N815
+    note: str
+
+
+def _smallest(holds: Any, high: int) -> int:
+    """Smallest k with ``holds(k)``, which is monotone and true at ``high``."""
+    low = 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _worst_case(link: Link, tol: float, offset: Offset) -> int:
+    def holds(k: int) -> bool:
+        return max(map(abs, bias_bounds(k, delta=link.range, offset=offset))) <= tol
+
+    high = 1
+    while not holds(high):
+        high *= 2
+    return _smallest(holds, high)
+
+
+def recommend_k(
+    pos: Similarities,
+    neg: Similarities,
+    tol: float,
+    *,
+    tau: float | None = None,
+    link: Link | None = None,
+    offset: Offset = "log_k1",
+    level: float = 0.95,
+    shared_pool: bool = True,
+    unbounded: bool = False,
+) -> KRecommendation:
+    """How many negatives keep ``|risk - offset - CE|`` below ``tol`` nats.
+
+    With one positive per item in the batch, batch size is ``k + 1``; with two views of N images k is ``2 N - 2``.
+
+    Args:
+        pos: Cosines anchor-positive, (n,) or (n, P).
+        neg: Cosines anchor-pool (n, N).
+        tol: Tolerance in nats.
+        tau: Temperature of the softmax link; or give ``link``.
+        link: Any link of :mod:`simcse_weince.search.kernels`.
+        offset: "log_k1" or "log_k".
+        level: Confidence level for ``k_plug``.
+        shared_pool: Whether all anchors face the same N items.
+        unbounded: Accept scores that are not cosines; there is then no worst case.
+    """
+    pairs, link, tol = Pairs(pos, neg, unbounded), as_link(tau, link), positive_number(tol, "tol")
+    warn_heavy_tail(pairs, link)
+    sums = pool_sums(pairs, link)
+    log_z, chi2 = sums.whole
+    density = (sums.positive - log_z[:, None]).exp()
+    gain = 1 if offset == "log_k1" else 0
+    mean = float(density.mean())
+
+    def below(k: int) -> bool:
+        return float(torch.log1p((density - gain) / (k + gain)).mean()) <= tol
+
+    safe = _smallest(below, max(1, math.ceil((mean - gain) / tol)))
+    top = min(K_LIMIT, 8 * max(safe, math.ceil(float(chi2.mean()) / tol), 16))
+    grid = np.unique(np.geomspace(1, top, 1 + 4 * math.ceil(math.log2(top))).round().astype(int))
+    curve = _bias_curve(pairs, link, grid, sums, offset, 512, shared_pool, level)
+    constant = curve.cB if offset == "log_k1" else curve.cA
+    within = np.abs(curve.bias) + normal_quantile(level) * np.nan_to_num(curve.se) <= tol
+    outside = np.flatnonzero(~within)
+    first = int(outside[-1]) + 1 if len(outside) else 0
+    plug = int(grid[first]) if first < len(grid) else None
+    asymptotic = max(1, math.ceil(abs(constant) / tol))
+    worst = None if unbounded else _worst_case(link, tol, offset)
+    start = f"for no k up to {top}" if plug is None else f"from k = {plug} on"
+    end = "Unbounded scores have no worst case." if worst is None else f"No data can need more than {worst:.3g}."
+    note = (
+        f"The estimated bias and its error stay within {tol:g} nats {start}. The 1/k law alone, which begins near k = "
+        f"{curve.asymptotic_from:.0f}, gives {asymptotic}. From {safe} on the risk exceeds its limit by no more. {end}"
+    )
+    return KRecommendation(plug, asymptotic, safe, worst, mean, float(chi2.mean()), note)
+
+
+@dataclass(frozen=True)
+class TemperatureSweep(Result):
+    """One row per temperature; ``bias_k`` is (len(tau), len(ks)), divergences are means over anchors in nats.
+
+    ``lower`` and ``upper`` bracket the cross-entropy in expectation; ``kl_bound`` is the most that a divergence can be;
+    ``capacity`` the most information that positives can carry at this temperature with these embeddings.
+    """
+
+    tau: np.ndarray
+    ce: np.ndarray
+    se: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    KL_Q_pi: np.ndarray
+    KL_pi_Q: np.ndarray
+    chi2: np.ndarray
+    ess: np.ndarray
+    kl_bound: np.ndarray
+    capacity: np.ndarray
+    bias_k: np.ndarray
+
+
+def temperature_sweep(
+    pos: Similarities,
+    neg: Similarities,
+    taus: Sequence[float],
+    *,
+    ks: Sequence[int] = (),
+    shared_pool: bool = True,
+    level: float = 0.95,
+) -> TemperatureSweep:
+    """Cross-entropy, divergence from the corpus and bias across temperatures, on the same embeddings.
+
+    Args:
+        pos: Cosines anchor-positive, (n,) or (n, P).
+        neg: Cosines anchor-pool (n, N).
+        taus: Temperatures.
+        ks: Numbers of negatives to report the bias for, less ``log(k + 1)``.
+        shared_pool: Whether all anchors face the same N items.
+        level: Confidence level of the bias intervals.
+    """
+    pairs, rows, biases = Pairs(pos, neg), [], []
+    for tau in taus:
+        link = SoftmaxLink(tau)
+        sums = pool_sums(pairs, link)
+        ce = cross_entropy_from(sums, shared_pool, level)
+        log_z = float(ce.log_Z.mean())
+        to_corpus, from_corpus = float(sums.search_logit.mean()) - log_z, log_z - float(sums.mean_logit.mean())
+        spread = float(ce.chi2.mean())
+        known = (tau, ce.value, ce.se, ce.lower, ce.upper)
+        rows.append((*known, to_corpus, from_corpus, spread, ce.ess_median, kl_bound(tau), 1 / tau - log_z))
+        if len(ks):
+            biases.append(_bias_curve(pairs, link, _numbers(ks), sums, "log_k1", 512, shared_pool, level).bias)
+    columns = dict(zip((f.name for f in fields(TemperatureSweep)), np.array(rows).T, strict=False))
+    return TemperatureSweep(**columns, bias_k=np.array(biases).reshape(len(rows), len(ks)))
+
+
+@dataclass(frozen=True)
+class TemperatureFit(Result):
+    """Temperature of least cross-entropy; ``at_bound`` says that the search stopped at an end of the range."""
+
+    tau: float
+    ce: float
+    se: float
+    at_bound: bool
+
+
+def optimal_temperature(
+    pos: Similarities,
+    neg: Similarities,
+    *,
+    bounds: tuple[float, float] = (1e-3, 1e3),
+    shared_pool: bool = True,
+    level: float = 0.95,
+) -> TemperatureFit:
+    """Temperature at which search expects the cosine that the positives have: ``E E_Q s = E s+``.
+
+    The cross-entropy is convex in ``1 / tau``; this is its only stationary point.
+
+    Args:
+        pos: Cosines anchor-positive, (n,) or (n, P).
+        neg: Cosines anchor-pool (n, N).
+        bounds: Range of temperatures.
+        shared_pool: Whether all anchors face the same N items.
+        level: Confidence level.
+    """
+    coldest, hottest = (positive_number(bound, "bounds") for bound in bounds)
+    if coldest >= hottest:
+        raise ValueError("bounds must increase")
+    pairs = Pairs(pos, neg)
+
+    def excess(log_inverse: float) -> float:
+        sums = pool_sums(pairs, SoftmaxLink(math.exp(-log_inverse)))
+        return float(sums.search_logit.mean() - sums.positive.mean())
+
+    low, high = -math.log(hottest), -math.log(coldest)
+    if excess(low) >= 0:
+        best = hottest
+    elif excess(high) <= 0:
+        best = coldest
+    else:
+        best = math.exp(-brentq(excess, low, high, xtol=1e-10))
+    ce = cross_entropy_from(pool_sums(pairs, SoftmaxLink(best)), shared_pool, level)
+    return TemperatureFit(best, ce.value, ce.se, best in (coldest, hottest))
+
+
+@dataclass(frozen=True)
+class LinkComparison(Result):
+    """One row per link, on the same test anchors; differences are paired with the first link.
+
+    ``alpha_hat`` is the tail index of the pool, nan where it is too small to tell; ``warnings`` holds "" or a sentence.
+    """
+
+    link: list[str]
+    params: list[dict[str, float]]
+    ce: np.ndarray
+    se: np.ndarray
+    diff_to_first: np.ndarray
+    diff_se: np.ndarray
+    alpha_hat: float
+    warnings: list[str]
+
+
+def _calibrated(pairs: Pairs, link: Link) -> Link:
+    """The parameters of least plug-in cross-entropy, which is convex in ``theta_s`` and ``theta_t``."""
+    start = np.array([link.theta_s, link.theta_t])
+    ends = NestedLink(1, 0), NestedLink(0, 1, link.eps)
+
+    def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        trial, value, slope = NestedLink(float(theta[0]), float(theta[1]), link.eps), 0.0, np.zeros(2)
+        for _, pos, pool in pairs:
+            logits = trial.logit(pool)
+            value += float((logits.logsumexp(1) - trial.logit(pos).mean(1)).sum())
+            weights = logits.softmax(1)
+            for index in np.flatnonzero(start):
+                expected = torch.linalg.vecdot(weights, ends[index].logit(pool))
+                slope[index] += float((expected - ends[index].logit(pos).mean(1)).sum())
+        return value / pairs.n, slope / pairs.n
+
+    limits = [(1e-6, 1e4) if used else (0, 0) for used in start]
+    s, t = map(float, minimize(objective, start, jac=True, method="L-BFGS-B", bounds=limits).x)
+    if isinstance(link, SoftmaxLink):
+        return SoftmaxLink(1 / s)
+    return WeibullLink(t, link.eps) if isinstance(link, WeibullLink) else NestedLink(s, t, link.eps)
+
+
+def compare_links(
+    pos: Similarities,
+    neg: Similarities,
+    links: Sequence[Link],
+    *,
+    calibrate: bool = True,
+    split: float = 0.5,
+    seed: int = 0,
+    shared_pool: bool = True,
+    level: float = 0.95,
+) -> LinkComparison:
+    """Cross-entropy of several links on held-out anchors: whose search is closer to the positives.
+
+    All have the same floor, so a difference is a difference of ``KL(M || Q)``.
+
+    Args:
+        pos: Cosines anchor-positive, (n,) or (n, P).
+        neg: Cosines anchor-pool (n, N).
+        links: Links; the first is the reference.
+        calibrate: Fit the parameters of each on the other anchors; otherwise all anchors test the links as given.
+        split: Share of the anchors that calibrates.
+        seed: Seed of the split.
+        shared_pool: Whether all anchors face the same N items.
+        level: Confidence level.
+    """
+    if not links:
+        raise ValueError("links must not be empty")
+    pairs = Pairs(pos, neg)
+    order = np.random.default_rng(seed).permutation(pairs.n)
+    cut = round(positive_number(split, "split", below=1) * pairs.n) if calibrate else 0
+    if calibrate and not 0 < cut < pairs.n:
+        raise ValueError("split must leave anchors on both sides")
+    learn, test = pairs.subset(np.sort(order[:cut])), pairs.subset(np.sort(order[cut:]))
+    chosen = [_calibrated(learn, link) if calibrate else link for link in links]
+    alpha = tail_index(pairs, 0.01, 20)[0] if pairs.n * pairs.pool_size >= 2000 else math.nan
+    sums = [pool_sums(test, link) for link in chosen]
+    results = [cross_entropy_from(s, shared_pool, level) for s in sums]
+    differences, errors, remarks = [], [], []
+    for link, s, result in zip(chosen, sums, results, strict=True):
+        rows = torch.from_numpy(result.per_anchor - results[0].per_anchor)
+        hubs = float((s.hubness - sums[0].hubness).var(correction=0)) / test.pool_size if shared_pool else 0.0
+        differences.append(float(rows.mean()))
+        errors.append(math.sqrt(float(sampling_variance(rows)) + hubs))
+        steep = link.theta_t > 0 and link.theta_t >= alpha / 2
+        remarks.append(f"exponent {link.theta_t:.3g} >= half the tail index {alpha:.3g}" if steep else "")
+        if steep:
+            warnings.warn(f"{link}: {remarks[-1]}, the 1/k law fails", HeavyTailWarning, stacklevel=2)
+    return LinkComparison(
+        link=[type(link).__name__ for link in chosen],
+        params=[dict(vars(link)) for link in chosen],
+        ce=np.array([result.value for result in results]),
+        se=np.array([result.se for result in results]),
+        diff_to_first=np.array(differences),
+        diff_se=np.array(errors),
+        alpha_hat=alpha,
+        warnings=remarks,
+    )
+
+
+@dataclass(frozen=True)
+class GapCurve(Result):
+    """Risk on training and on test tuples for each k, and ``gap = test - train`` with its standard error."""
+
+    k: np.ndarray
+    train: np.ndarray
+    test: np.ndarray
+    gap: np.ndarray
+    se: np.ndarray
+
+
+def gap_curve(
+    train: tuple[Similarities, Similarities],
+    test: tuple[Similarities, Similarities],
+    ks: Sequence[int],
+    **options: Any,
+) -> GapCurve:
+    """Generalisation gap of the InfoNCE risk as a function of the number of negatives.
+
+    Args:
+        train: ``pos`` and ``neg`` of training tuples.
+        test: The same of held-out tuples, with a pool of their own.
+        ks: Numbers of negatives.
+        **options: As for :func:`risk_curve`.
+    """
+    seen, held_out = risk_curve(*train, ks, **options), risk_curve(*test, ks, **options)
+    gap, se = held_out.value - seen.value, np.hypot(held_out.se, seen.se)
+    return GapCurve(seen.k, seen.value, held_out.value, gap, se)
