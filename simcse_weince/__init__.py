@@ -12,6 +12,8 @@ _PUBLIC = {
     "TailStatistics": "simcse_weince.tail",
     "WeinceLoss": "simcse_weince.losses",
     "InfoNCELoss": "simcse_weince.losses",
+    "CachedWeinceLoss": "simcse_weince.losses",
+    "CachedInfoNCELoss": "simcse_weince.losses",
     "SimCSETrainer": "simcse_weince.sentence.trainer",
     "SimCSEArguments": "simcse_weince.sentence.arguments",
     "STSEvaluator": "simcse_weince.sentence.sts",

@@ -1,15 +1,25 @@
-"""The criteria as losses for sentence-transformers: embed the columns, mask the duplicates, call the criterion."""
+"""The criteria as losses for sentence-transformers: embed the columns, mask the duplicates, call the criterion.
+
+`InfoNCELoss` and `WeinceLoss` keep the activations of a whole batch; the cached two embed it a mini-batch at a time,
+twice, and give the same values and gradients for any batch size (GradCache, Gao et al., arXiv 2101.06983).
+"""
 
 import inspect
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
 from sentence_transformers.base.losses.merged_forward import embed_columns
+from sentence_transformers.sentence_transformer.losses.adaptive_layer import TransformerDecorator
 from torch import Tensor, nn
 
 from simcse_weince.criterion import InfoNCE, Weince
+from simcse_weince.gather import Shard
+
+logger = logging.getLogger(__name__)
 
 _SIMCSE_CITATION = """\
 @inproceedings{gao-etal-2021-simcse,
@@ -29,6 +39,15 @@ _WEINCE_CITATION = """\
     url = "https://arxiv.org/abs/2606.00262",
 }
 """
+_GRADCACHE_CITATION = """\
+@inproceedings{gao-etal-2021-scaling,
+    title = "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
+    author = "Gao, Luyu and Zhang, Yunyi and Han, Jiawei and Callan, Jamie",
+    booktitle = "Proceedings of RepL4NLP",
+    year = "2021",
+    url = "https://arxiv.org/abs/2101.06983",
+}
+"""
 
 
 class InfoNCELoss(nn.Module):
@@ -41,6 +60,9 @@ class InfoNCELoss(nn.Module):
     Args:
         model: The encoder.
         temperature: Divides the cosines; 0.05 as in SimCSE.
+        gather_across_devices: The anchors of each process are compared with the candidates of all processes, so that P
+            processes with N rows train as one with P * N rows: same loss, statistics and gradients. Local batches may
+            differ in size.
         mask_duplicates: Texts with equal token ids after truncation are not each other's negatives
             (sentence-transformers issue 3189). Ids are compared, not embeddings: dropout makes those differ.
         **options: Further options of `InfoNCE`.
@@ -54,6 +76,9 @@ class InfoNCELoss(nn.Module):
         (anchor, positive, negative, ...) rows  none
         ======================================  ========
 
+    Raises:
+        ValueError: In the first batch that is trained on, if it leaves an anchor without negatives.
+
     Source: Gao, Yao, Chen, "SimCSE", EMNLP 2021, arXiv 2104.08821.
     """
 
@@ -61,20 +86,28 @@ class InfoNCELoss(nn.Module):
     citation = _SIMCSE_CITATION  # read by the model card
 
     def __init__(
-        self, model: SentenceTransformer, temperature: float = 0.05, *, mask_duplicates: bool = True, **options: Any
+        self,
+        model: SentenceTransformer,
+        temperature: float = 0.05,
+        *,
+        gather_across_devices: bool = False,
+        mask_duplicates: bool = True,
+        **options: Any,
     ) -> None:
         """Create the loss."""
         super().__init__()
         self.model = model
         self.criterion = self.criterion_class(temperature, **options)
+        self.gather_across_devices = gather_across_devices
         self.mask_duplicates = mask_duplicates
+        self._trained = False
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """Return the mean loss of the anchors of this batch, a scalar; ``labels`` are not used."""
         columns = list(sentence_features)
-        keep = _keep_mask(columns, self.criterion.layout == "both_views") if self.mask_duplicates else None
+        keys = self.batch_keys(columns)
         if len(columns) > 1:
-            return self.criterion(*embed_columns(self.model, columns), keep=keep)
+            return self.compute_loss_from_embeddings(embed_columns(self.model, columns), keys)
         if "all_layer_embeddings" in columns[0]:
             raise ValueError(
                 "AdaptiveLayerLoss hands layers over through the feature dict, which a single text column cannot "
@@ -82,7 +115,35 @@ class InfoNCELoss(nn.Module):
             )
         # A copy for the second view: the model writes its outputs into the dict it is given.
         views = embed_columns(self.model, [columns[0], dict(columns[0])], separate_first=False)
-        return self.criterion(*views, keep=keep)
+        return self.compute_loss_from_embeddings(views, keys)
+
+    def batch_keys(self, columns: list[dict[str, Any]]) -> Tensor | None:
+        """The `text_keys` of all columns, (columns, N); None if duplicates are not masked, or not all is text.
+
+        Taken before the model sees the columns, because some modules write into them.
+        """
+        keys = [key for key in map(text_keys, columns) if key is not None]
+        return torch.stack(keys) if self.mask_duplicates and len(keys) == len(columns) else None
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], keys: Tensor | None = None) -> Tensor:
+        """Return the loss of two or more embedded columns, (N, d) each; ``keys`` are their :meth:`batch_keys`."""
+        shard = Shard((len(embeddings[0]),))
+        if self.gather_across_devices:
+            shard = Shard.of(len(embeddings[0]), embeddings[0].device, len(embeddings), keys is not None)
+        if torch.is_grad_enabled() and not self._trained:
+            self._check_negatives(shard.total * (len(embeddings) - 1) - 1)
+        keep = None if keys is None else _keep_mask(keys, self.criterion.layout == "both_views", shard)
+        return self.criterion(*embeddings, keep=keep, shard=shard)
+
+    def _check_negatives(self, negatives: int) -> None:
+        """A batch of one has loss 0 for ever, which looks like convergence (sentence-transformers issue 3242)."""
+        if not negatives:
+            raise ValueError(
+                "a batch of 1 leaves no negatives and the loss is 0; raise per_device_train_batch_size, or set "
+                "gather_across_devices=True to compare with the rows of the other processes"
+            )
+        self._trained = True
+        logger.info("each anchor is compared with its positive and %d other candidates", negatives)
 
     def stats(self) -> dict[str, float]:
         """Means over the anchors of the last batch, for logging; the only place that waits for the device."""
@@ -91,7 +152,8 @@ class InfoNCELoss(nn.Module):
     def get_config_dict(self) -> dict[str, Any]:
         """The options, as the model card prints them."""
         options = inspect.signature(self.criterion_class).parameters
-        return {**{name: getattr(self.criterion, name) for name in options}, "mask_duplicates": self.mask_duplicates}
+        own = {name: getattr(self, name) for name in ("gather_across_devices", "mask_duplicates")}
+        return {**{name: getattr(self.criterion, name) for name in options}, **own}
 
     @property
     def temperature(self) -> float:
@@ -110,6 +172,7 @@ class WeinceLoss(InfoNCELoss):
     Args:
         model: The encoder.
         temperature: Divides the cosines of the softmax part; 0.05 as in SimCSE.
+        gather_across_devices: As in `InfoNCELoss`; the statistics too are those of the batch of all processes.
         mask_duplicates: As in `InfoNCELoss`; duplicates stay out of each other's tail too, where they would sit on the
             endpoint and fake one.
         **options: Further options of `Weince`: gate, evidence, shape, floor, ...
@@ -121,6 +184,115 @@ class WeinceLoss(InfoNCELoss):
 
     criterion_class = Weince
     citation = _WEINCE_CITATION
+
+
+class CachedInfoNCELoss(CachedLossMixin, nn.Module):
+    """`InfoNCELoss` for batches whose activations do not fit: the memory of a mini-batch, the time of two forwards.
+
+    The batch is embedded without gradients, the loss is computed once over all of it (so statistics are those of the
+    batch), and each mini-batch is embedded again, with the same dropout, to pass its gradients on. Works inside
+    ``MatryoshkaLoss``; not inside ``AdaptiveLayerLoss`` nor with ``StaticEmbedding``.
+
+    Args:
+        model: The encoder.
+        temperature: Divides the cosines; 0.05 as in SimCSE.
+        mini_batch_size: Rows that are embedded at a time; changes memory and speed, not the loss.
+        mini_batch_num_tokens: Instead, as many rows as have this many tokens.
+        show_progress_bar: Show the mini-batches.
+        **options: Further options of `InfoNCELoss`.
+
+    Inputs: as for `InfoNCELoss`.
+
+    Raises:
+        ValueError: For a model or a wrapper that cannot be cached; the message names the remedy.
+    """
+
+    loss_class: type[InfoNCELoss] = InfoNCELoss
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        temperature: float = 0.05,
+        *,
+        mini_batch_size: int = 32,
+        mini_batch_num_tokens: int | None = None,
+        show_progress_bar: bool = False,
+        **options: Any,
+    ) -> None:
+        """Create the loss, and the plain one that it computes."""
+        super().__init__()
+        self._options = {"mini_batch_size": mini_batch_size, "mini_batch_num_tokens": mini_batch_num_tokens}
+        for name, value in self._options.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value!r}")
+        if has_static_embedding_input(model):
+            raise ValueError(
+                f"StaticEmbedding inputs cannot be split into mini-batches; use {self.loss_class.__name__} instead"
+            )
+        self.model = model
+        self.loss = self.loss_class(model, temperature, **options)
+        self.mini_batch_size = mini_batch_size
+        self.mini_batch_num_tokens = mini_batch_num_tokens
+        self.show_progress_bar = show_progress_bar
+
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
+        """Return the mean loss of the anchors of this batch, a scalar; ``labels`` are not used."""
+        if any(isinstance(module.forward, TransformerDecorator) for module in self.model.modules()):
+            raise ValueError(
+                "AdaptiveLayerLoss hands layers over in a forward that a cached loss repeats without it; "
+                f"use {self.loss_class.__name__} instead"
+            )
+        columns = list(sentence_features)
+        keys = self.loss.batch_keys(columns)
+        # What the host calls labels it hands through to calculate_loss.
+        return self.forward_cached(columns if len(columns) > 1 else [columns[0], dict(columns[0])], keys)
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """Loss of embedded mini-batches, one list for each column; ``labels`` are the keys of the texts."""
+        loss = self.loss.compute_loss_from_embeddings([torch.cat(column) for column in reps], labels)
+        if with_backward:
+            loss.backward()
+        return loss.detach() if with_backward else loss
+
+    def stats(self) -> dict[str, float]:
+        """Means over the anchors of the last batch, for logging; the only place that waits for the device."""
+        return self.loss.stats()
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The options, as the model card prints them."""
+        return {**self.loss.get_config_dict(), **self._options}
+
+    @property
+    def citation(self) -> str:
+        """Papers of the loss and of GradCache."""
+        return self.loss.citation + _GRADCACHE_CITATION
+
+    @property
+    def temperature(self) -> float:
+        """Temperature of the softmax part."""
+        return self.loss.temperature
+
+    @property
+    def scale(self) -> float:
+        """1 / temperature, sentence-transformers' name for the same option."""
+        return self.loss.scale
+
+
+class CachedWeinceLoss(CachedInfoNCELoss):
+    """`WeinceLoss` for batches whose activations do not fit; see `CachedInfoNCELoss`.
+
+    Args:
+        model: The encoder.
+        temperature: Divides the cosines of the softmax part; 0.05 as in SimCSE.
+        mini_batch_size: Rows that are embedded at a time; changes memory and speed, not the loss.
+        mini_batch_num_tokens: Instead, as many rows as have this many tokens.
+        show_progress_bar: Show the mini-batches.
+        **options: Further options of `WeinceLoss`.
+    """
+
+    loss_class = WeinceLoss
 
 
 def text_keys(features: dict[str, Any]) -> Tensor | None:
@@ -153,19 +325,17 @@ def _token_keys(ids: Tensor, positions: Tensor) -> Tensor:
     return mixed ^ (mixed >> 31)
 
 
-def _keep_mask(columns: list[dict[str, Any]], both_views: bool) -> Tensor | None:
+def _keep_mask(keys: Tensor, both_views: bool, shard: Shard) -> Tensor:
     """Which candidates an anchor is compared with, (A, C): all but copies of itself and of its positive.
 
     The positive itself may be marked as a copy: a criterion keeps it always.
     """
-    keys = [key for key in map(text_keys, columns) if key is not None]
-    if len(keys) < len(columns):
-        return None
-    anchors, positives = (keys * 2)[:2]
-    candidates, partners = torch.cat([positives, *keys[2:]]), anchors
+    keys = keys.expand(max(2, len(keys)), -1)  # a single column is its own positive
+    everyones = shard.all_gather(keys.T).T
+    (anchors, positives), partners, candidates = keys[:2], everyones[0], everyones[1:].flatten()
     if both_views:
-        candidates, partners = torch.cat([anchors, positives]), torch.cat([positives, anchors])
-        anchors, positives = candidates, partners
+        anchors, positives = torch.cat([anchors, positives]), torch.cat([positives, anchors])
+        candidates, partners = everyones.flatten(), everyones.flip(0).flatten()
     copies = (candidates == anchors[:, None]) | (candidates == positives[:, None])
     # The positive of a copy of the anchor is a positive of the anchor.
     copies[:, : len(partners)] |= partners == anchors[:, None]

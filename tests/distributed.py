@@ -48,10 +48,12 @@ def _serve(pipe: Any) -> None:
     torch.set_num_threads(1)
     while True:
         store, rank, world_size, function, arguments = pipe.recv()
-        dist.init_process_group("gloo", f"file://{store}", timeout=HANG, rank=rank, world_size=world_size)
         try:
+            dist.init_process_group("gloo", f"file://{store}", timeout=HANG, rank=rank, world_size=world_size)
+            dist.barrier()  # a function that fails at once must not close connections that others are still opening
             answer = (True, function(rank, *arguments))
         except Exception:
             answer = (False, traceback.format_exc())
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         pipe.send(answer)

@@ -19,6 +19,7 @@ from sentence_transformers.sentence_transformer.losses import (
 from torch import Tensor, nn
 from transformers import DataCollatorWithFlattening
 
+from simcse_weince.gather import Shard
 from simcse_weince.losses import InfoNCELoss, WeinceLoss, _keep_mask, text_keys
 from simcse_weince.sentence.encoder import SimCSEEncoder, build_encoder
 from tests.tiny_models import write_tiny_bert
@@ -66,6 +67,11 @@ def one_token_texts(ids: list[list[int]]) -> list[dict[str, Any]]:
         {"input_ids": column[:, None], "attention_mask": torch.ones_like(column)[:, None]}
         for column in torch.tensor(ids)
     ]
+
+
+def keep_mask(columns: list[dict[str, Any]], both_views: bool = False) -> Tensor:
+    keys = InfoNCELoss(nn.Identity()).batch_keys(columns)
+    return _keep_mask(keys, both_views, Shard((keys.shape[1],)))
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -186,18 +192,18 @@ def test_copies_are_those_of_the_double_loop(data: st.DataObject):
     columns, rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 7))
     text = st.integers(0, data.draw(st.sampled_from([2, 5, 20])))
     ids = data.draw(st.lists(st.lists(text, min_size=rows, max_size=rows), min_size=columns, max_size=columns))
-    copies = ~_keep_mask(one_token_texts(ids), both_views=False)
+    copies = ~keep_mask(one_token_texts(ids))
     assert copies.tolist() == copies_by_hand(ids * 2 if columns == 1 else ids)
 
 
 def test_hard_negative_equal_to_a_text_of_its_pair_is_left_out():
-    keep = _keep_mask(one_token_texts([[1, 2, 3], [11, 12, 13], [11, 2, 21]]), both_views=False)
+    keep = keep_mask(one_token_texts([[1, 2, 3], [11, 12, 13], [11, 2, 21]]))
     assert keep[:, 3:].tolist() == [[False, True, True], [True, False, True], [True, True, True]]
 
 
 def test_copies_in_both_views():
     first, second = [1, 2, 1, 4], [11, 12, 13, 2]
-    keep = _keep_mask(one_token_texts([first, second]), both_views=True)
+    keep = keep_mask(one_token_texts([first, second]), both_views=True)
     texts, partners = first + second, second + first
     for i in range(8):
         for j in range(8):
@@ -291,7 +297,7 @@ def test_text_keys_of_neighbouring_texts_differ():
 def test_masking_never_waits_for_the_device(both_views: bool):
     """Tensors without values: anything that had to look at one would raise."""
     columns = [{"input_ids": torch.ones(4, 9, dtype=torch.long, device="meta")} for _ in range(2)]
-    assert _keep_mask(columns, both_views).shape == ((8, 8) if both_views else (4, 4))
+    assert keep_mask(columns, both_views).shape == ((8, 8) if both_views else (4, 4))
     flattened = {"input_ids": torch.ones(1, 9, dtype=torch.long), "cu_seq_lens_q": torch.tensor([0, 4, 9])}
     assert text_keys({name: value.to("meta") for name, value in flattened.items()}).shape == (2,)
 
@@ -300,7 +306,8 @@ def test_inputs_that_are_not_text_have_no_keys():
     assert text_keys({"pixel_values": torch.zeros(2, 3, 8, 8)}) is None
     ids = torch.ones(2, 4, dtype=torch.long)
     assert text_keys({"input_ids": ids, "modality": "message"}) is None
-    assert _keep_mask([{"input_ids": ids}, {"pixel_values": torch.zeros(2, 3)}], both_views=False) is None
+    columns = [{"input_ids": ids}, {"pixel_values": torch.zeros(2, 3)}]
+    assert InfoNCELoss(nn.Identity()).batch_keys(columns) is None
 
 
 def test_texts_laid_end_to_end_are_trained_and_masked():
