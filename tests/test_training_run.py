@@ -186,6 +186,23 @@ def test_pairs_and_hard_negatives_train_without_dropout(place):
     assert json.loads((place / "out" / "run.json").read_text())["negatives_per_anchor"] == 31
 
 
+@pytest.mark.parametrize("loss", ["weince", "infonce"])
+def test_mini_batches_change_nothing_but_memory(place, loss):
+    """GradCache: the same losses and statistics as the plain run, whose dropout is drawn otherwise."""
+    write_tiny_bert(place / "still", dropout=0.0)
+    (place / "pairs.csv").write_text(
+        "a,b\n" + "".join(f"{a},{b}\n" for a, b in zip(SENTENCES, SENTENCES[1:], strict=False))
+    )
+    words = ("--loss", loss, "--max_steps", "2", "--text_column", "a", "b", "--learning_rate", "1e-5")
+    run(place, *words, text="pairs.csv", encoder="still", out="plain")
+    run(place, *words, "--mini_batch_size", "5", text="pairs.csv", encoder="still", out="cached")
+    logs = [[entry["loss"] for entry in history(place, out) if "loss" in entry] for out in ("plain", "cached")]
+    assert logs[0] == pytest.approx(logs[1], rel=1e-4)
+    assert ("blend" in [entry for entry in history(place, "cached") if "loss" in entry][0]) == (loss == "weince")
+    state = load_file(place / "cached" / "checkpoint-2" / "loss_state.safetensors")
+    assert state and all(name.startswith("train_only_head.") for name in state)
+
+
 def test_streaming(place):
     assert run(place, "--streaming", "--max_steps", "2").steps == 2
 
@@ -491,6 +508,7 @@ def test_ev06_selecting_on_the_test_pairs_warns(place, caplog):
         (["--model_name_or_path", "missing-encoder"], "missing-encoder"),
         (["--resume_from_checkpoint", "nowhere"], "nowhere: not a complete checkpoint"),
         (["--dropout", "1.5"], "--dropout 1.5"),
+        (["--mini_batch_size", "0"], "--mini_batch_size 0"),
     ],
 )
 def test_wrong_options_are_one_sentence(place, capfd, words, message):

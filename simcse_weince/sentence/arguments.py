@@ -96,14 +96,17 @@ class LossArguments:
     evidence_sharpness: float = _option(1.0, "Slope of the evidence gate")
     evidence_margin: float = _option(2.0, "Evidence at which its gate is half open")
     mask_duplicates: bool = _option(True, "Equal token ids after truncation are not each other's negatives")
+    gather_across_devices: bool = _option(True, "Compare with the candidates of all processes, not only one's own")
+    mini_batch_size: int | None = _option(
+        None, "Embed so many rows at a time (GradCache): large batches, little memory"
+    )
 
     def criterion_options(self) -> dict[str, Any]:
         """Options of the chosen criterion, fixed numbers converted."""
         if self.loss == "infonce":
             return {"temperature": self.temperature}
-        options = {item.name: getattr(self, item.name) for item in fields(self)}
-        for name in ("loss", "mask_duplicates"):
-            del options[name]
+        of_the_host = ("loss", "mask_duplicates", "gather_across_devices", "mini_batch_size")
+        options = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in of_the_host}
         for name in ("gate", "shape"):
             try:
                 options[name] = float(options[name])

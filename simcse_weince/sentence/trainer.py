@@ -113,15 +113,17 @@ class SimCSETrainer(SentenceTransformerTrainer):
 
     def _loss_state(self) -> dict[str, Tensor]:
         """Live tensors that belong to the training but not to the encoder that is saved."""
+        model = self._bare_model()
+        # By identity, not by name: wrappers and cached losses hold the encoder under names of their own.
+        encoder = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
         losses = self.loss if isinstance(self.loss, dict) else {"loss": self.loss}
         state = {
             f"{name}.{key}": tensor
             for name, loss in losses.items()
-            if isinstance(loss, nn.Module)
             for key, tensor in loss.state_dict(keep_vars=True).items()
-            if not key.startswith("model.")
+            if id(tensor) not in encoder
         }
-        head = getattr(self._bare_model(), "train_only_head", None)
+        head = getattr(model, "train_only_head", None)
         if head is not None:
             state.update({_HEAD_PREFIX + key: tensor for key, tensor in head.state_dict(keep_vars=True).items()})
         return state

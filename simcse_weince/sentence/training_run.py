@@ -16,7 +16,7 @@ from transformers import EarlyStoppingCallback, set_seed
 
 from simcse_weince.criterion import InfoNCE, Weince
 from simcse_weince.errors import InputError
-from simcse_weince.losses import InfoNCELoss, WeinceLoss, text_keys
+from simcse_weince.losses import CachedInfoNCELoss, CachedWeinceLoss, InfoNCELoss, WeinceLoss, text_keys
 from simcse_weince.outputs import versions, write_text
 from simcse_weince.sentence.arguments import (
     DataArguments,
@@ -83,7 +83,7 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
     dev, test = _graded_pairs(data_arguments, model_arguments.cache_dir, arguments)
     arguments.metric_for_best_model = _metric_name(arguments, dev)
     corpus = _read_corpus(data_arguments, model_arguments.cache_dir, arguments)
-    _check_batches(corpus, arguments)
+    _check_batches(corpus, arguments, loss_arguments)
     loss_options = _loss_options(loss_arguments)
     _check_model(model_arguments, arguments)
 
@@ -93,9 +93,8 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
     if len(corpus.report.columns) == 1:
         check_dropout(encoder, sample[:16], arguments.max_seq_length)
     tokens = _token_report(encoder, sample, arguments.max_seq_length)
-    loss_class = WeinceLoss if loss_arguments.loss == "weince" else InfoNCELoss
-    loss = loss_class(encoder, mask_duplicates=loss_arguments.mask_duplicates, **loss_options)
-    negatives = _negatives_per_anchor(arguments, len(corpus.report.columns))
+    loss = _build_loss(encoder, loss_arguments, loss_options)
+    negatives = _negatives_per_anchor(arguments, loss_arguments, len(corpus.report.columns))
     logger.info("negatives per anchor: %d", negatives)
 
     callbacks: list[Any] = [EvaluateLastStep()]
@@ -260,10 +259,10 @@ def _read_corpus(data: DataArguments, cache_dir: str | None, arguments: SimCSEAr
         )
 
 
-def _check_batches(corpus: Corpus, arguments: SimCSEArguments) -> None:
+def _check_batches(corpus: Corpus, arguments: SimCSEArguments, loss: LossArguments) -> None:
     """Every anchor needs negatives, and every process a batch."""
-    columns, batch = len(corpus.report.columns), arguments.per_device_train_batch_size
-    if batch * max(columns - 1, 1) < 2:
+    batch = arguments.per_device_train_batch_size
+    if _negatives_per_anchor(arguments, loss, len(corpus.report.columns)) < 1:
         raise InputError(
             "--per_device_train_batch_size 1 leaves no negatives, and gradient accumulation adds none; use 32 or more"
         )
@@ -288,6 +287,8 @@ def _check_batches(corpus: Corpus, arguments: SimCSEArguments) -> None:
 def _loss_options(arguments: LossArguments) -> dict[str, Any]:
     """Options of the criterion, tried out now: a wrong one must not wait for the encoder."""
     options = arguments.criterion_options()
+    if arguments.mini_batch_size is not None and arguments.mini_batch_size < 1:
+        raise InputError(f"--mini_batch_size {arguments.mini_batch_size} is not a number of rows")
     try:
         (Weince if arguments.loss == "weince" else InfoNCE)(**options)
     except (ValueError, TypeError) as error:
@@ -347,9 +348,20 @@ def _token_report(encoder: SentenceTransformer, texts: list[str], max_length: in
     return report
 
 
-def _negatives_per_anchor(arguments: SimCSEArguments, columns: int) -> int:
+def _negatives_per_anchor(arguments: SimCSEArguments, loss: LossArguments, columns: int) -> int:
     """Negatives of an anchor in a full batch: the in-batch candidates of every further column, less the positive."""
-    return arguments.per_device_train_batch_size * max(columns - 1, 1) - 1
+    rows = arguments.per_device_train_batch_size * (arguments.world_size if loss.gather_across_devices else 1)
+    return rows * max(columns - 1, 1) - 1
+
+
+def _build_loss(
+    encoder: SimCSEEncoder, loss: LossArguments, options: dict[str, Any]
+) -> InfoNCELoss | CachedInfoNCELoss:
+    host = {"mask_duplicates": loss.mask_duplicates, "gather_across_devices": loss.gather_across_devices}
+    if loss.mini_batch_size is None:
+        return (WeinceLoss if loss.loss == "weince" else InfoNCELoss)(encoder, **host, **options)
+    cached = CachedWeinceLoss if loss.loss == "weince" else CachedInfoNCELoss
+    return cached(encoder, mini_batch_size=loss.mini_batch_size, **host, **options)
 
 
 # ---- after the last step ----
