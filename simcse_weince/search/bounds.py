@@ -51,13 +51,8 @@ def uniform_quadrature(d: int, slack: float = 0.0, lost: float = 0.0) -> tuple[A
 
     ``b`` is Beta((d - 1) / 2, (d - 1) / 2); the trapezoid rule in its log-odds converges exponentially.
 
-    Args:
-        d: Dimension, at least 2.
-        slack: Range of the logits that will be integrated against it, in nats.
-        lost: Power of ``1 / b`` that will be integrated, below ``(d - 1) / 2``.
-
-    Returns:
-        Log-odds of ``b`` and log-weights, both (4001,).
+    ``slack`` is the range of the logits that will be integrated, in nats, and ``lost`` the power of ``1 / b``, below
+    ``(d - 1) / 2``. Returns log-odds of ``b`` and log-weights, both (4001,).
     """
     if isinstance(d, bool) or not isinstance(d, (int, np.integer)) or d < 2:
         raise ValueError(f"d must be an integer of at least 2, not {d!r}")
@@ -90,11 +85,7 @@ def bias_bounds(
 ) -> tuple[float, float]:
     """Bounds on ``risk - offset - CE`` for every data law and embedding; O(1/k), and O(1/tau) at any k.
 
-    Args:
-        k: Number of negatives.
-        tau: Temperature, or give ``delta``.
-        delta: Range of the logit.
-        offset: "log_k1" or "log_k".
+    Give the temperature or, for another link, the range ``delta`` of its logit. The offset is "log_k1" or "log_k".
     """
     delta, k = _range(tau, delta), negatives_count(k)
     log_k = math.log(k)
@@ -119,16 +110,10 @@ def bias_bounds_data(
     ce: float | None = None,
     offset: Offset = "log_k1",
 ) -> tuple[float, float]:
-    """Bounds on ``risk - offset - CE`` from the density at the positive and the chi-square of each anchor.
+    """Bounds on ``risk - offset - CE`` from the density at the positive and the chi-square of each anchor, (n,).
 
-    Args:
-        r_pos: Density of the search kernel at the positive, per anchor (n,).
-        chi2: Its chi-square from the corpus, per anchor (n,).
-        k: Number of negatives.
-        a: Smallest density per anchor, or one for all; default ``e^-delta``.
-        delta: Range of the logit; needed where ``a`` is not given, and used for ``ce`` by default.
-        ce: Cross-entropy, for the lower bound with "log_k1"; default its largest value ``delta``.
-        offset: "log_k1" or "log_k".
+    ``a`` is the smallest density, one or per anchor (n,), by default ``e^-delta`` for a logit of range ``delta``; ``ce``
+    the cross-entropy, for the lower bound with "log_k1", by default its largest value ``delta``.
     """
     k = negatives_count(k)
     if a is None and delta is None:
@@ -186,13 +171,9 @@ def continuity_bound(
 ) -> float:
     """Bound on the change of one tuple's loss between two embeddings of it.
 
-    Args:
-        emb_a: Unit vectors (k + 2, d): anchor, positive, negatives.
-        emb_b: The same items under the other embedding.
-        tau: Temperature.
-        kind: "softmax" is tightest; "tempered" averages at inverse temperature ``beta``; "expectile" needs only that
-            similarities are cosines; "max" is the usual Lipschitz bound.
-        beta: For "tempered", at least 0; 0 is the uniform average.
+    ``emb_a`` and ``emb_b`` hold unit vectors (k + 2, d) of the same anchor, positive and negatives. "softmax" is the
+    tightest kind; "tempered" averages at inverse temperature ``beta`` (0: uniformly); "expectile" needs only that
+    similarities are cosines; "max" is the usual Lipschitz bound.
     """
     tau = positive_number(tau, "tau")
     first, second = (np.asarray(e, np.float64)[1:] @ np.asarray(e, np.float64)[0] for e in (emb_a, emb_b))
@@ -222,16 +203,8 @@ def generalization_bound(
     """Uniform bound on ``|CE - (empirical risk - log(k + 1))|`` for n independent tuples, with probability 1 - delta.
 
     Shared in-batch negatives make tuples dependent: they are not covered. It is loose, and useless unless ``n`` is
-    above ``n_min``.
-
-    Args:
-        n: Independent tuples, with fresh negatives each.
-        p: Parameters.
-        LB: Lipschitz constant of the embedding times the radius of the parameters.
-        tau: Temperature.
-        k: Negatives per tuple.
-        delta: Probability of failure.
-        bias: A bound on the bias in k, or "worst" for :func:`bias_bounds`.
+    above ``n_min``. ``p`` counts parameters, ``LB`` is the Lipschitz constant of the embedding in them times the radius
+    of their ball, and ``bias`` a bound on the bias in k, "worst" for that of :func:`bias_bounds`.
     """
     for name, value in (("n", n), ("p", p), ("k", k)):
         negatives_count(value, name)

@@ -453,9 +453,9 @@ def sampling_variance(per_anchor: Tensor) -> Tensor:
     return per_anchor.var(-1) / n if n > 1 else torch.full(per_anchor.shape[:-1], math.nan, dtype=torch.float64)
 
 
-def pool_variance(sums: PoolSums, shared_pool: bool) -> float:
-    """Variance that the shared pool adds to any mean loss: that of hubness over N (Hajek projection on one item)."""
-    return float(sums.hubness.var(correction=0)) / len(sums.hubness) if shared_pool else 0.0
+def pool_variance(sums: PoolSums) -> float:
+    """Variance that a shared pool adds to any mean loss: that of hubness over N (Hajek projection on one item)."""
+    return float(sums.hubness.var(correction=0)) / len(sums.hubness)
 
 
 @dataclass(frozen=True)
@@ -503,7 +503,7 @@ def cross_entropy_from(sums: PoolSums, shared_pool: bool, level: float) -> Cross
         )
         warnings.warn(message, SmallPoolWarning, stacklevel=3)
     value = float(rows.mean())
-    se = math.sqrt(float(sampling_variance(rows)) + pool_variance(sums, shared_pool))
+    se = math.sqrt(float(sampling_variance(rows)) + (pool_variance(sums) if shared_pool else 0))
     plugin = float((log_z - positive).mean())
     return CrossEntropy(
         value=value,
@@ -534,7 +534,7 @@ def search_cross_entropy(
 ) -> CrossEntropy:
     """Cross-entropy of the positives under similarity search, in nats relative to the corpus; lower is better.
 
-    It is at least ``-KL(M || pi)``, the information between anchor and positive. Do not read 1 - it as accuracy.
+    It is at least ``-KL(M || pi)``, minus the information between anchor and positive.
 
     Args:
         pos: Cosines anchor-positive, (n,) or (n, P); P positives are averaged per anchor.

@@ -1,5 +1,9 @@
 """Risk and bias as functions of the number of negatives, and the choices that follow: k, temperature, link.
 
+Arguments named as those of :func:`~simcse_weince.search.kernels.search_cross_entropy` mean the same here: cosines
+``pos`` (n,) or (n, P) with the positives and ``neg`` (n, N) with the pool, exactly one of ``tau`` and ``link``, whether
+the pool is shared by all anchors, the confidence level, and whether scores other than cosines are accepted.
+
 All estimates come with normal intervals whose standard errors count the anchors and, where the pool is shared, the
 pool: ``Var_i / n + Var(hubness) / N`` for losses, a delete-group jackknife over the pool for what is derived from them.
 """
@@ -120,22 +124,11 @@ def risk_curve(
     level: float = 0.95,
     unbounded: bool = False,
 ) -> RiskCurve:
-    """Unbiased estimates of the InfoNCE risk with k negatives, for k up to the pool size.
+    """Unbiased estimates of the InfoNCE risk with each of ``ks`` negatives, at most the pool size.
 
-    Args:
-        pos: Cosines anchor-positive, (n,) or (n, P).
-        neg: Cosines anchor-pool (n, N), independent of the anchors' own positives.
-        ks: Numbers of negatives, at most N.
-        tau: Temperature of the softmax link; or give ``link``.
-        link: Any link of :mod:`simcse_weince.search.kernels`.
-        estimator: "blocks" cuts ``n_perm`` random orders of the pool into disjoint blocks; "complete" averages over all
-            subsets of k columns at a cost of ``n * N * max(ks)``.
-        n_perm: Random orders for "blocks".
-        seed: Seed of those orders.
-        shared_pool: Whether all anchors face the same N items; its error is then part of ``se``.
-        offset: "log_k1", "log_k" or "none"; the risk less "log_k1" or "log_k" tends to the search cross-entropy.
-        level: Confidence level of the interval.
-        unbounded: Accept scores that are not cosines.
+    "blocks" cuts ``n_perm`` random orders of the pool, from ``seed``, into disjoint blocks; "complete" averages
+    over all subsets of k columns, at a cost of ``n * N * max(ks)``. The pool must not contain the anchors' own positives. Less
+    the offset "log_k1" or "log_k", the risk tends to the search cross-entropy.
     """
     pairs, link, numbers, z = Pairs(pos, neg, unbounded), as_link(tau, link), _numbers(ks), normal_quantile(level)
     if numbers.max() > pairs.pool_size:
@@ -146,9 +139,8 @@ def risk_curve(
         raise ValueError("estimator='complete' is too slow for this n * N * max(ks): use 'blocks'")
     warn_heavy_tail(pairs, link)
     rng = np.random.default_rng(seed)
-    orders = torch.from_numpy(
-        np.stack([rng.permutation(pairs.pool_size) for _ in range(negatives_count(n_perm, "n_perm"))])
-    )
+    shuffles = [rng.permutation(pairs.pool_size) for _ in range(negatives_count(n_perm, "n_perm"))]
+    orders = torch.from_numpy(np.stack(shuffles))
     parts = []
     for _, positives, pool in pairs:
         logits = link.logit(positives), link.logit(pool)
@@ -160,7 +152,7 @@ def risk_curve(
             parts += [_complete(own, rest, numbers).cpu() for own, rest in zip(*chunks, strict=True)]
     shift = torch.tensor([offset_of(int(k), offset) for k in numbers], dtype=torch.float64)
     rows = torch.cat(parts, 1) - shift[:, None]
-    hubs = pool_variance(pool_sums(pairs, link), shared_pool) if shared_pool else 0.0
+    hubs = pool_variance(pool_sums(pairs, link)) if shared_pool else 0.0
     value, se = rows.mean(1).numpy(), (sampling_variance(rows) + hubs).sqrt().numpy()
     return RiskCurve(numbers, value, se, value - z * se, value + z * se, rows.numpy(), offset, hubs)
 
@@ -264,17 +256,8 @@ def bias_curve(
     Risk and cross-entropy are paired on the same data, so most of their error cancels: the distance is known far more
     exactly than either. The pool stands for the corpus, k may exceed it.
 
-    Args:
-        pos: Cosines anchor-positive, (n,) or (n, P).
-        neg: Cosines anchor-pool (n, N).
-        ks: Numbers of negatives.
-        tau: Temperature of the softmax link; or give ``link``.
-        link: Any link of :mod:`simcse_weince.search.kernels`.
-        offset: "log_k1" (the right one: exact as tau grows) or "log_k".
-        max_anchors: Anchors used for the curve, evenly spaced; the constants use all.
-        shared_pool: Whether all anchors face the same N items.
-        level: Confidence level of the interval.
-        unbounded: Accept scores that are not cosines.
+    The offset "log_k1" is the right one, exact as tau grows; "log_k" is the other. The curve uses at most
+    ``max_anchors`` anchors, evenly spaced, the constants all of them.
     """
     pairs, link = Pairs(pos, neg, unbounded), as_link(tau, link)
     warn_heavy_tail(pairs, link)
@@ -288,7 +271,7 @@ def _bias_curve(
     sums: PoolSums,
     offset: Offset,
     max_anchors: int,
-    shared_pool: bool,
+    shared: bool,
     level: float,
 ) -> BiasCurve:
     if pairs.pool_size < 2 or offset == "none":
@@ -296,14 +279,14 @@ def _bias_curve(
     some = pairs.spread(negatives_count(max_anchors, "max_anchors"))
     rows, left_out = _bias(some, link, ks, sums if some.n == pairs.n else pool_sums(some, link))
     shift = torch.tensor([math.log(k) - offset_of(int(k), offset) for k in ks], dtype=torch.float64)
-    value, pool = _jackknife(rows.mean(1), left_out, shared_pool)
+    value, pool = _jackknife(rows.mean(1), left_out, shared)
     bias, se = (value + shift).numpy(), (sampling_variance(rows) + pool).sqrt().numpy()
 
     (log_z, chi2), (log_without, chi2_without) = sums.whole, sums.leave_one_out
     density = (sums.positive - log_z[:, None]).exp().mean(1)
     constant = density - chi2 / 2
     without = (sums.positive - log_without[..., None]).exp().mean(2) - chi2_without / 2
-    limit, limit_pool = _jackknife(constant.mean(), without.mean(1), shared_pool)
+    limit, limit_pool = _jackknife(constant.mean(), without.mean(1), shared)
     start = max(float(density.mean()), float(chi2.mean()))
 
     late = ks >= start
@@ -388,17 +371,7 @@ def recommend_k(
     """How many negatives keep ``|risk - offset - CE|`` below ``tol`` nats.
 
     With one positive per item in the batch, batch size is ``k + 1``; with two views of N images k is ``2 N - 2``.
-
-    Args:
-        pos: Cosines anchor-positive, (n,) or (n, P).
-        neg: Cosines anchor-pool (n, N).
-        tol: Tolerance in nats.
-        tau: Temperature of the softmax link; or give ``link``.
-        link: Any link of :mod:`simcse_weince.search.kernels`.
-        offset: "log_k1" or "log_k".
-        level: Confidence level for ``k_plug``.
-        shared_pool: Whether all anchors face the same N items.
-        unbounded: Accept scores that are not cosines; there is then no worst case.
+    ``level`` is that of ``k_plug``; unbounded scores have no worst case.
     """
     pairs, link, tol = Pairs(pos, neg, unbounded), as_link(tau, link), positive_number(tol, "tol")
     warn_heavy_tail(pairs, link)
@@ -462,16 +435,9 @@ def temperature_sweep(
     shared_pool: bool = True,
     level: float = 0.95,
 ) -> TemperatureSweep:
-    """Cross-entropy, divergence from the corpus and bias across temperatures, on the same embeddings.
-
-    Args:
-        pos: Cosines anchor-positive, (n,) or (n, P).
-        neg: Cosines anchor-pool (n, N).
-        taus: Temperatures.
-        ks: Numbers of negatives to report the bias for, less ``log(k + 1)``.
-        shared_pool: Whether all anchors face the same N items.
-        level: Confidence level of the bias intervals.
-    """
+    """Cross-entropy, divergence from the corpus and, for each of ``ks``, bias across temperatures ``taus``."""
+    if not len(taus):
+        raise ValueError("taus must not be empty")
     pairs, rows, biases = Pairs(pos, neg), [], []
     for tau in taus:
         link = SoftmaxLink(tau)
@@ -508,14 +474,7 @@ def optimal_temperature(
 ) -> TemperatureFit:
     """Temperature at which search expects the cosine that the positives have: ``E E_Q s = E s+``.
 
-    The cross-entropy is convex in ``1 / tau``; this is its only stationary point.
-
-    Args:
-        pos: Cosines anchor-positive, (n,) or (n, P).
-        neg: Cosines anchor-pool (n, N).
-        bounds: Range of temperatures.
-        shared_pool: Whether all anchors face the same N items.
-        level: Confidence level.
+    The cross-entropy is convex in ``1 / tau``; this is its only stationary point. ``bounds`` limits the search.
     """
     coldest, hottest = (positive_number(bound, "bounds") for bound in bounds)
     if coldest >= hottest:
@@ -590,17 +549,8 @@ def compare_links(
 ) -> LinkComparison:
     """Cross-entropy of several links on held-out anchors: whose search is closer to the positives.
 
-    All have the same floor, so a difference is a difference of ``KL(M || Q)``.
-
-    Args:
-        pos: Cosines anchor-positive, (n,) or (n, P).
-        neg: Cosines anchor-pool (n, N).
-        links: Links; the first is the reference.
-        calibrate: Fit the parameters of each on the other anchors; otherwise all anchors test the links as given.
-        split: Share of the anchors that calibrates.
-        seed: Seed of the split.
-        shared_pool: Whether all anchors face the same N items.
-        level: Confidence level.
+    All have the same floor, so a difference is a difference of ``KL(M || Q)``. With ``calibrate`` the parameters of each
+    link are first fitted on a share ``split`` of the anchors, drawn with ``seed``; otherwise all anchors test.
     """
     if not links:
         raise ValueError("links must not be empty")
@@ -648,18 +598,11 @@ class GapCurve(Result):
 
 
 def gap_curve(
-    train: tuple[Similarities, Similarities],
-    test: tuple[Similarities, Similarities],
-    ks: Sequence[int],
-    **options: Any,
+    train: tuple[Similarities, Similarities], test: tuple[Similarities, Similarities], ks: Sequence[int], **options: Any
 ) -> GapCurve:
-    """Generalisation gap of the InfoNCE risk as a function of the number of negatives.
+    """Generalisation gap of the InfoNCE risk for each number of negatives ``ks``.
 
-    Args:
-        train: ``pos`` and ``neg`` of training tuples.
-        test: The same of held-out tuples, with a pool of their own.
-        ks: Numbers of negatives.
-        **options: As for :func:`risk_curve`.
+    ``train`` and ``test`` are (``pos``, ``neg``), each with a pool of its own; options are those of :func:`risk_curve`.
     """
     seen, held_out = risk_curve(*train, ks, **options), risk_curve(*test, ks, **options)
     gap, se = held_out.value - seen.value, np.hypot(held_out.se, seen.se)
