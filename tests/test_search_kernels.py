@@ -180,6 +180,11 @@ def test_types_and_shapes_of_similarities_are_checked() -> None:
         relevance_cross_entropy(good, -np.ones((2, 3)), tau=0.5)
 
 
+def test_one_anchor_and_one_negative_give_a_value_without_an_error() -> None:
+    found = search_cross_entropy(np.array([0.5]), np.array([[0.1]]), tau=0.5)
+    assert found.value == found.plugin == pytest.approx(-0.8) and math.isnan(found.se) and found.upper == math.inf
+
+
 def test_low_precision_tensors_memory_maps_and_cosine_rows_give_the_same(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     anchors, pool = rng.normal(size=(30, 8)), rng.normal(size=(50, 8))
@@ -205,7 +210,7 @@ def test_results_do_not_depend_on_the_size_of_blocks(monkeypatch: pytest.MonkeyP
                 np.testing.assert_allclose(other.to_dict()[key], value, atol=1e-9, err_msg=key)
 
 
-def test_p54_bracket_holds_in_expectation() -> None:
+def test_section54_bracket_holds_in_expectation() -> None:
     model = VonMisesFisherModel(6, 6, SoftmaxLink(0.15))
     ends = []
     for seed in range(150):
@@ -216,7 +221,7 @@ def test_p54_bracket_holds_in_expectation() -> None:
     assert low + 2 * low_se < model.ce < high - 2 * high_se
 
 
-def test_p53_correction_removes_most_of_the_bias() -> None:
+def test_section53_correction_removes_most_of_the_bias() -> None:
     model = VonMisesFisherModel(6, 4, SoftmaxLink(0.25))
     results = [search_cross_entropy(*model.sample(100, 40, seed), tau=0.25) for seed in range(200)]
     plugin = np.mean([r.plugin for r in results]) - model.ce

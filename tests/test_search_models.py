@@ -281,14 +281,14 @@ def test_t2a_t2b_t2c_and_p19_second_interpretation() -> None:
         assert size * (model.expected_search_ce(size) - math.log(size) - model.ce) == pytest.approx(model.cE, abs=0.02)
 
 
-def test_p57_steep_shortfall_link_has_a_slower_rate() -> None:
+def test_section57_steep_shortfall_link_has_a_slower_rate() -> None:
     model = VonMisesFisherModel(8, 10, WeibullLink(2.5, 1e-300))
     ks = [2**10, 2**12, 2**14]
     slopes = np.diff(np.log([-model.decoupled_bias(k) for k in ks])) / math.log(4)
     np.testing.assert_allclose(slopes, 1 - 3.5 / 2.5, atol=0.03)
 
 
-def test_p57_best_links_of_the_vmf_model() -> None:
+def test_section57_best_links_of_the_vmf_model() -> None:
     def cross_entropy(beta: float) -> float:
         return VonMisesFisherModel(8, 10, WeibullLink(beta, 1e-300)).ce
 

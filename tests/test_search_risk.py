@@ -125,7 +125,7 @@ def test_o_1_over_k_estimated_bias_times_k_becomes_constant_far_below_the_naive_
     assert (np.abs(curve.bias) < naive / 1000).all()
 
 
-def test_p58_richardson_extrapolates_to_the_cross_entropy() -> None:
+def test_section55_richardson_extrapolates_to_the_cross_entropy() -> None:
     exact = [MODEL.bias(k) for k in (64, 128)]
     assert abs(2 * exact[1] - exact[0]) < abs(exact[1]) / 3
     pos, neg = MODEL.sample(3000, 512, 3)
@@ -182,9 +182,11 @@ def test_temperature_sweep_is_between_its_bounds(draw: tuple) -> None:
     np.testing.assert_allclose(sweep.bias_k[1], bias_curve(*draw, [4, 64], tau=0.2).bias)
     assert sweep.ce[1] == pytest.approx(search_cross_entropy(*draw, tau=0.2).value)
     assert temperature_sweep(*draw, [0.2]).bias_k.shape == (1, 0)
+    with pytest.raises(ValueError, match="taus"):
+        temperature_sweep(*draw, [])
 
 
-def test_p56_links_are_compared_on_held_out_anchors() -> None:
+def test_section56_links_are_compared_on_held_out_anchors() -> None:
     pos, neg = VonMisesFisherModel(16, 10, SoftmaxLink(0.1)).sample(800, 800, 2)
     with pytest.warns(HeavyTailWarning, match="half the tail index"):
         found = compare_links(pos, neg, [SoftmaxLink(1.0), WeibullLink(1.0), NestedLink(5.0, 0.5)])
@@ -328,7 +330,7 @@ def test_a_large_lazy_pool_is_never_held_whole(monkeypatch: pytest.MonkeyPatch) 
     assert max(pool.numel() for _, _, pool in Pairs(np.full(500, 0.5), rows)) <= BLOCK
 
 
-def test_p58_relevance_cross_entropy_splits_into_entropy_and_divergence() -> None:
+def test_section58_relevance_cross_entropy_splits_into_entropy_and_divergence() -> None:
     rng = np.random.default_rng(1)
     sim, rel = rng.uniform(-1, 1, (4, 6)), rng.integers(0, 3, (4, 6)) + np.eye(4, 6)
     found = relevance_cross_entropy(sim, rel, tau=0.3)

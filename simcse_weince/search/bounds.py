@@ -112,8 +112,8 @@ def bias_bounds_data(
 ) -> tuple[float, float]:
     """Bounds on ``risk - offset - CE`` from the density at the positive and the chi-square of each anchor, (n,).
 
-    ``a`` is the smallest density, one or per anchor (n,), by default ``e^-delta`` for a logit of range ``delta``; ``ce``
-    the cross-entropy, for the lower bound with "log_k1", by default its largest value ``delta``.
+    ``a`` is the smallest density, one or per anchor (n,), by default ``e^-delta`` for a logit of range ``delta``, and
+    ``ce`` the cross-entropy, for the lower bound with "log_k1", by default its largest value ``delta``.
     """
     k = negatives_count(k)
     if a is None and delta is None:

@@ -126,9 +126,9 @@ def risk_curve(
 ) -> RiskCurve:
     """Unbiased estimates of the InfoNCE risk with each of ``ks`` negatives, at most the pool size.
 
-    "blocks" cuts ``n_perm`` random orders of the pool, from ``seed``, into disjoint blocks; "complete" averages
-    over all subsets of k columns, at a cost of ``n * N * max(ks)``. The pool must not contain the anchors' own positives. Less
-    the offset "log_k1" or "log_k", the risk tends to the search cross-entropy.
+    "blocks" cuts ``n_perm`` random orders of the pool, from ``seed``, into disjoint blocks; "complete" averages over
+    all subsets of k columns, at a cost of ``n * N * max(ks)``. The pool must not contain the anchors' own positives.
+    Less the offset "log_k1" or "log_k", the risk tends to the search cross-entropy.
     """
     pairs, link, numbers, z = Pairs(pos, neg, unbounded), as_link(tau, link), _numbers(ks), normal_quantile(level)
     if numbers.max() > pairs.pool_size:
@@ -549,8 +549,8 @@ def compare_links(
 ) -> LinkComparison:
     """Cross-entropy of several links on held-out anchors: whose search is closer to the positives.
 
-    All have the same floor, so a difference is a difference of ``KL(M || Q)``. With ``calibrate`` the parameters of each
-    link are first fitted on a share ``split`` of the anchors, drawn with ``seed``; otherwise all anchors test.
+    All have the same floor, so a difference is a difference of ``KL(M || Q)``. With ``calibrate`` the parameters of
+    each link are first fitted on a share ``split`` of the anchors, drawn with ``seed``; otherwise all anchors test.
     """
     if not links:
         raise ValueError("links must not be empty")
