@@ -18,6 +18,7 @@ batch, equal on all processes to the last bit.
 
 import logging
 import math
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -52,6 +53,9 @@ COLLAPSED = 0.999
 POOLED_FRACTION, POOLED_MINIMUM = 0.05, 1024
 """The tail of all negatives of a batch taken together, as in the authors' code."""
 
+DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+"""Which sides of the pairs are compared, in the words and the order of sentence-transformers."""
+
 COSINES_AT_ONCE = 1 << 24
 """Batches with more cosines than this (64 MB in float32) are worked off in chunks of anchors."""
 
@@ -60,17 +64,17 @@ class Comparison(NamedTuple):
     """Which candidates each anchor is compared with: all that the losses need to know of a layout.
 
     Attributes:
-        anchors: (A, d) unit vectors.
-        candidates: (C, d) unit vectors.
-        positive: (A,) the column of each anchor's positive.
+        blocks: (A, d) and (C, d) unit vectors of anchors and candidates; several such pairs are compared one beside the
+            other, and C is then the number of candidates of all.
+        positive: (A, P) the column of each anchor's positive, and of further copies of it: those are in the denominator
+            but, like the positive, not in the tail.
         dropped: (A, C) bool, True for candidates in neither denominator nor tail, never for a positive; None for none.
         most_negatives: number of negatives of an anchor of which no candidate is masked.
         zero_norm_rows: rows of the batch in which an embedding has no direction, for the statistics; scalar.
         shard: which rows of the global batch the anchors are.
     """
 
-    anchors: Tensor
-    candidates: Tensor
+    blocks: tuple[tuple[Tensor, Tensor], ...]
     positive: Tensor
     dropped: Tensor | None
     most_negatives: int
@@ -79,7 +83,8 @@ class Comparison(NamedTuple):
 
     def cosine(self) -> Tensor:
         """Cosine of every anchor with every candidate, (A, C)."""
-        return self.anchors @ self.candidates.T
+        cosines = [anchors @ candidates.T for anchors, candidates in self.blocks]
+        return cosines[0] if len(cosines) == 1 else torch.cat(cosines, dim=1)
 
     def fill_dropped(self, values: Tensor, fill: float) -> Tensor:
         """``values`` (A, C) with ``fill`` in place of all candidates that are not compared."""
@@ -87,14 +92,28 @@ class Comparison(NamedTuple):
 
     def only_negatives(self, cosine: Tensor) -> Tensor:
         """``cosine`` (A, C) with -inf in place of everything but the unmasked negatives."""
-        return self.fill_dropped(cosine, -math.inf).scatter(1, self.positive[:, None], -math.inf)
+        return self.fill_dropped(cosine, -math.inf).scatter(1, self.positive, -math.inf)
 
     def split(self, size: int) -> list["Comparison"]:
         """The same comparison for ``size`` anchors at a time."""
-        anchors, positive = self.anchors.split(size), self.positive.split(size)
-        dropped = [None] * len(anchors) if self.dropped is None else self.dropped.split(size)
-        parts = zip(anchors, positive, dropped, strict=True)
-        return [self._replace(anchors=a, positive=p, dropped=d) for a, p, d in parts]
+        anchors = zip(*(block[0].split(size) for block in self.blocks), strict=True)
+        positive = self.positive.split(size)
+        dropped = [None] * len(positive) if self.dropped is None else self.dropped.split(size)
+        return [
+            self._replace(
+                blocks=tuple((a, block[1]) for a, block in zip(part, self.blocks, strict=True)), positive=p, dropped=d
+            )
+            for part, p, d in zip(anchors, positive, dropped, strict=True)
+        ]
+
+
+class _Part(NamedTuple):
+    """Anchors (A, d), candidates (C, d), and per anchor the columns of its positives and of what is not for it."""
+
+    anchors: Tensor
+    candidates: Tensor
+    positive: Tensor
+    own: Tensor
 
 
 class _Look(NamedTuple):
@@ -127,6 +146,14 @@ class InfoNCE(nn.Module):
             cosines are computed three times. None holds all up to 2^24 cosines (4,096 anchors against as many
             candidates), and beyond that as many anchors as have 2^24 cosines.
         reduction: "mean" over anchors, or "none" for one loss per anchor.
+        directions: what else is compared, as in ``MultipleNegativesRankingLoss``: "query_to_doc" (always: first view
+            with all second views and hard negatives), "query_to_query" (first with the other first views),
+            "doc_to_query" (second with all first views), "doc_to_doc" (second with the second views and hard negatives
+            of other rows). Not for "both_views".
+        partition_mode: "joint": the candidates of all directions are in one denominator, and in one tail.
+            "per_direction": the mean of a loss for "query_to_doc" and one for "doc_to_query", each with its own tail;
+            :meth:`stats` are then those of "query_to_doc".
+        own_negatives_only: the hard negatives of its own row are the only negatives of an anchor.
 
     Raises:
         ValueError: for an argument out of range; the message names it.
@@ -139,6 +166,9 @@ class InfoNCE(nn.Module):
         layout: str = "cross_view",
         chunk_size: int | None = None,
         reduction: str = "mean",
+        directions: Sequence[str] = ("query_to_doc",),
+        partition_mode: str = "joint",
+        own_negatives_only: bool = False,
     ) -> None:
         """Check and keep the options."""
         super().__init__()
@@ -146,6 +176,23 @@ class InfoNCE(nn.Module):
         self.layout = _choice("layout", layout, ("cross_view", "both_views", "columns"))
         self.chunk_size = None if chunk_size is None else _count("chunk_size", chunk_size)
         self.reduction = _choice("reduction", reduction, ("mean", "none"))
+        self.directions = tuple(name for name in DIRECTIONS if name in directions)
+        self.partition_mode = _choice("partition_mode", partition_mode, ("joint", "per_direction"))
+        self.own_negatives_only = own_negatives_only
+        if len(self.directions) < len(directions) or "query_to_doc" not in directions:
+            raise ValueError(
+                f"directions must be query_to_doc and any of {', '.join(DIRECTIONS[1:])}, got {directions!r}"
+            )
+        if partition_mode == "per_direction" and {"query_to_query", "doc_to_doc"} & set(directions):
+            raise ValueError(
+                'partition_mode must be "joint" for directions without a positive, query_to_query and doc_to_doc'
+            )
+        if len(directions) > 1 and (layout == "both_views" or own_negatives_only):
+            raise ValueError('directions must be ("query_to_doc",) for layout="both_views" and for own_negatives_only')
+        if layout == "both_views" and own_negatives_only:
+            raise ValueError(
+                'own_negatives_only needs layout="cross_view": in "both_views" there are no hard negatives'
+            )
         self._last: dict[str, Tensor] = {}
         self._warned: set[str] = set()
 
@@ -164,7 +211,9 @@ class InfoNCE(nn.Module):
             second: (N, d) embeddings of the second view; row i is the positive of row i of ``first``.
             negatives: (N, d) each, columns of hard negatives, shared by all anchors; not for "both_views".
             keep: (A, C) bool; False leaves candidate j out of the denominator and of the tail of anchor i. A is N and C
-                is N * (1 + columns of negatives); for "both_views" both are 2N. A positive is always kept.
+                is N * (1 + columns of negatives); for "both_views" both are 2N. With several directions C counts the
+                candidates of all, in the order listed above. A positive is always kept; an anchor that has several is
+                several rows, whose positives are masked for one another.
             shard: the rows of the batch that this process holds, to compare them with those of all; in C, N is then the
                 number of rows of all, and the columns of candidates are [all positives, all first negatives, ...].
                 None: the batch of this process is the whole batch.
@@ -176,9 +225,10 @@ class InfoNCE(nn.Module):
         Raises:
             ValueError: for tensors whose shapes or dtypes do not fit; the message names the argument.
         """
-        comparison = self.compare(first, second, *negatives, keep=keep, shard=shard)
-        losses = self.anchor_losses(comparison)
-        return losses.mean() * comparison.shard.weight if self.reduction == "mean" else losses
+        comparisons = self.compare(first, second, *negatives, keep=keep, shard=shard)
+        # Backwards, so that stats() are left with the first direction.
+        losses = torch.stack([self.anchor_losses(comparison) for comparison in comparisons[::-1]]).mean(0)
+        return losses.mean() * comparisons[0].shard.weight if self.reduction == "mean" else losses
 
     def compare(
         self,
@@ -187,8 +237,8 @@ class InfoNCE(nn.Module):
         *negatives: Tensor,
         keep: Tensor | None = None,
         shard: Shard | None = None,
-    ) -> Comparison:
-        """Normalise a batch and lay it out; arguments as in :meth:`forward`."""
+    ) -> list[Comparison]:
+        """Normalise a batch and lay it out, once for each denominator; arguments as in :meth:`forward`."""
         shard = Shard((len(first),)) if shard is None else shard
         columns = (first, second, *negatives)
         for name, column in zip(("first", "second", *["negatives"] * len(negatives)), columns, strict=True):
@@ -203,26 +253,46 @@ class InfoNCE(nn.Module):
         units, zero = zip(*(_unit_vectors(column.to(dtype)) for column in columns), strict=True)
         if shard.sizes[shard.rank] != len(first):
             raise ValueError(f"shard must say that this process holds {len(first)} rows, got {shard}")
-        positive, own = torch.arange(len(first), device=first.device) + shard.offset, None
-        if self.layout == "both_views":
-            anchors = torch.cat(units)
-            partner = positive + shard.total
-            own, positive = torch.cat([positive, partner]), torch.cat([partner, positive])
-        else:
-            anchors, units = units[0], units[1:]
-        # Column by column: all positives of all processes come first.
-        candidates = torch.cat([shard.all_gather(unit) for unit in units])
-        most_negatives = len(candidates) - (1 if own is None else 2)
-        dropped = _dropped(keep, (len(anchors), len(candidates)), positive, own)
         # A blank sentence has no direction in either view, but it is one row of the batch.
         zero_norm_rows = shard.all_gather(torch.stack(zero).any(0)).sum()
-        return Comparison(anchors, candidates, positive, dropped, most_negatives, zero_norm_rows, shard)
+        parts = self._parts(units, shard)
+        widths = [len(part.candidates) for part in parts]
+        shape = (len(parts[0].anchors), sum(widths))
+        if keep is not None and (keep.dtype != torch.bool or tuple(keep.shape) != shape):
+            raise ValueError(f"keep must be a bool tensor of shape {shape}, got {keep.dtype} {tuple(keep.shape)}")
+        if self.own_negatives_only:
+            own = torch.arange(shape[1], device=first.device) % shard.total == parts[0].positive
+            keep = own if keep is None else keep & own
+        if self.partition_mode == "joint":
+            return [_denominator(parts, keep, zero_norm_rows, shard)]
+        keeps = [None] * len(parts) if keep is None else keep.split(widths, dim=1)
+        return [_denominator([part], k, zero_norm_rows, shard) for part, k in zip(parts, keeps, strict=True)]
+
+    def _parts(self, units: tuple[Tensor, ...], shard: Shard) -> list["_Part"]:
+        """The sides that are compared with one another."""
+        row = torch.arange(len(units[0]), device=units[0].device)[:, None] + shard.offset
+        # Column by column: all positives of all processes come first.
+        docs = torch.cat([shard.all_gather(unit) for unit in units[1:]])
+        if self.layout != "both_views" and self.directions == ("query_to_doc",):
+            return [_Part(units[0], docs, row, row[:, :0])]
+        queries = shard.all_gather(units[0])
+        if self.layout == "both_views":
+            own, partner = torch.cat([row, row + shard.total]), torch.cat([row + shard.total, row])
+            return [_Part(torch.cat(units), torch.cat([queries, docs]), partner, own)]
+        own_docs = row + shard.total * torch.arange(len(units) - 1, device=row.device)
+        parts = {
+            "query_to_doc": _Part(units[0], docs, row, row[:, :0]),
+            "query_to_query": _Part(units[0], queries, row[:, :0], row),
+            "doc_to_query": _Part(units[1], queries, row, row[:, :0]),
+            "doc_to_doc": _Part(units[1], docs, row[:, :0], own_docs),
+        }
+        return [parts[name] for name in self.directions]
 
     def anchor_losses(self, comparison: Comparison) -> Tensor:
         """Loss of each anchor, (A,), for hosts that lay out anchors and candidates themselves."""
-        with torch.autocast(comparison.anchors.device.type, enabled=False):
+        with torch.autocast(comparison.positive.device.type, enabled=False):
             size = self._anchors_at_once(comparison)
-            if size >= len(comparison.anchors):
+            if size >= len(comparison.positive):
                 cosine = comparison.cosine()
                 return self._losses(comparison, self._own_weights(comparison, cosine.detach()), cosine)
             # The pivot needs all anchors: look at every chunk first, then compute losses, once more in backward.
@@ -260,7 +330,7 @@ class InfoNCE(nn.Module):
         return numbers
 
     def _anchors_at_once(self, comparison: Comparison) -> int:
-        anchors, candidates = len(comparison.anchors), len(comparison.candidates)
+        anchors, candidates = len(comparison.positive), sum(len(block[1]) for block in comparison.blocks)
         if self.chunk_size is None and anchors * candidates > COSINES_AT_ONCE:
             return max(1, COSINES_AT_ONCE // candidates)
         return self.chunk_size or anchors
@@ -268,12 +338,12 @@ class InfoNCE(nn.Module):
     @torch.no_grad()
     def _look(self, chunk: Comparison, cosine: Tensor) -> _Look:
         """Measure a chunk of a batch."""
-        positive = cosine.gather(1, chunk.positive[:, None])[:, 0]
-        negatives = torch.full_like(chunk.positive, chunk.most_negatives)
+        positive = cosine.gather(1, chunk.positive)
+        negatives = torch.full_like(chunk.positive[:, 0], chunk.most_negatives)
         if chunk.dropped is not None:
-            negatives = cosine.shape[1] - 1 - chunk.dropped.sum(1)
-        mean = (chunk.fill_dropped(cosine, 0).sum(1) - positive) / negatives.clamp(min=1)
-        return _Look(torch.stack([positive, mean, negatives.to(mean)], dim=1), cosine.new_empty(0))
+            negatives = cosine.shape[1] - positive.shape[1] - chunk.dropped.sum(1)
+        mean = (chunk.fill_dropped(cosine, 0).sum(1) - positive.sum(1)) / negatives.clamp(min=1)
+        return _Look(torch.stack([positive[:, 0], mean, negatives.to(mean)], dim=1), cosine.new_empty(0))
 
     def _pool_size(self, comparison: Comparison) -> int:
         """How many shortfalls of the global batch are pooled."""
@@ -283,7 +353,7 @@ class InfoNCE(nn.Module):
     def _survey(self, comparison: Comparison, cosine: Tensor | None = None) -> _Look:
         """Measure all anchors of the global batch; ``cosine`` are those of this process, if they are at hand."""
         shard, pool = comparison.shard, self._pool_size(comparison)
-        anchors, pooled = [], comparison.anchors.new_empty(0)
+        anchors, pooled = [], comparison.blocks[0][0].new_empty(0)
         size = self._anchors_at_once(comparison) if cosine is None else len(cosine)
         for chunk in comparison.split(size):
             look = self._look(chunk, chunk.cosine() if cosine is None else cosine)
@@ -313,7 +383,7 @@ class InfoNCE(nn.Module):
     def _losses(self, chunk: Comparison, weights: Tensor, cosine: Tensor | None = None) -> Tensor:
         cosine = chunk.cosine() if cosine is None else cosine
         logits = chunk.fill_dropped(self._logits(cosine, weights), -math.inf)
-        return F.cross_entropy(logits, chunk.positive, reduction="none")
+        return F.cross_entropy(logits, chunk.positive[:, 0], reduction="none")
 
     def _logits(self, cosine: Tensor, weights: Tensor) -> Tensor:
         return softmax_link(cosine, self.temperature)
@@ -335,7 +405,7 @@ class Weince(InfoNCE):
     both given as numbers nothing is estimated, and they hold for every anchor.
 
     Args:
-        temperature, layout, chunk_size, reduction: as in `InfoNCE`.
+        temperature, layout, chunk_size, reduction, directions, partition_mode, own_negatives_only: as in `InfoNCE`.
         gate: "both" (hardness gate times evidence gate), "hardness", "evidence", or a fixed blend in [0, 1].
         evidence: "regression" (the paper: practically always positive), or "likelihood" (calibrated: closes where the
             tail is exponential; its shape is the Hill estimate).
@@ -376,9 +446,15 @@ class Weince(InfoNCE):
         shape_bounds: tuple[float, float] = (0.5, 16.0),
         chunk_size: int | None = None,
         reduction: str = "mean",
+        directions: Sequence[str] = ("query_to_doc",),
+        partition_mode: str = "joint",
+        own_negatives_only: bool = False,
     ) -> None:
         """Check and keep the options."""
-        super().__init__(temperature, layout=layout, chunk_size=chunk_size, reduction=reduction)
+        super().__init__(
+            temperature, layout=layout, chunk_size=chunk_size, reduction=reduction, directions=directions,
+            partition_mode=partition_mode, own_negatives_only=own_negatives_only,
+        )  # fmt: skip
         self.gate = _choice_or_number("gate", gate, ("both", "hardness", "evidence"), high=1)
         self.evidence = _choice("evidence", evidence, ("regression", "likelihood"))
         self.shape = _choice_or_number("shape", shape, ("anchor", "shrunk"))
@@ -406,7 +482,7 @@ class Weince(InfoNCE):
         shard: Shard | None = None,
     ) -> TailStatistics:
         """The tail statistics that :meth:`forward` uses, for the same arguments; those of this process's anchors."""
-        comparison = self.compare(first, second, *negatives, keep=keep, shard=shard)
+        comparison = self.compare(first, second, *negatives, keep=keep, shard=shard)[0]
         with torch.autocast(first.device.type, enabled=False):
             tail = self._statistics(comparison.most_negatives, self._survey(comparison))
         own = comparison.shard.own
@@ -536,8 +612,8 @@ class ReleasedWeince(Weince):
     def _losses(self, chunk: Comparison, weights: Tensor, cosine: Tensor | None = None) -> Tensor:
         cosine = chunk.cosine() if cosine is None else cosine
         hardest = chunk.only_negatives(cosine).topk(min(self.top_m, cosine.shape[1])).values
-        top = torch.cat([cosine.gather(1, chunk.positive[:, None]), hardest], dim=1)
-        first = torch.zeros_like(chunk.positive)
+        top = torch.cat([cosine.gather(1, chunk.positive[:, :1]), hardest], dim=1)
+        first = torch.zeros_like(chunk.positive[:, 0])
         weibull = F.cross_entropy(shortfall_link(top, weights[:, 2:], self.floor), first, reduction="none")
         softmax = F.cross_entropy(softmax_link(top, self.temperature), first, reduction="none")
         return super()._losses(chunk, weights, cosine) + self.weibull_weight * weibull + self.softmax_weight * softmax
@@ -550,15 +626,18 @@ def _unit_vectors(embeddings: Tensor) -> tuple[Tensor, Tensor]:
     return embeddings / norm.masked_fill(zero, math.inf), zero[:, 0]
 
 
-def _dropped(keep: Tensor | None, shape: tuple[int, int], positive: Tensor, own: Tensor | None) -> Tensor | None:
-    """The candidates that are not compared, (A, C): those a user's mask leaves out, and the anchor itself."""
-    if keep is not None and (keep.dtype != torch.bool or tuple(keep.shape) != shape):
-        raise ValueError(f"keep must be a bool tensor of shape {shape}, got {keep.dtype} {tuple(keep.shape)}")
-    if keep is None and own is None:
-        return None
-    dropped = torch.zeros(shape, dtype=torch.bool, device=positive.device) if keep is None else ~keep
-    dropped = dropped.scatter(1, positive[:, None], False)
-    return dropped if own is None else dropped.scatter(1, own[:, None], True)
+def _denominator(parts: list[_Part], keep: Tensor | None, zero_norm_rows: Tensor, shard: Shard) -> Comparison:
+    """Candidates of several parts side by side."""
+    starts = [sum(len(part.candidates) for part in parts[:index]) for index in range(len(parts))]
+    positive = torch.cat([part.positive + start for part, start in zip(parts, starts, strict=True)], dim=1)
+    own = torch.cat([part.own + start for part, start in zip(parts, starts, strict=True)], dim=1)
+    width, dropped = starts[-1] + len(parts[-1].candidates), None
+    if keep is not None or own.shape[1]:
+        dropped = ~keep if keep is not None else positive.new_zeros(len(positive), width, dtype=torch.bool)
+        dropped = dropped.scatter(1, positive, False).scatter(1, own, True)
+    most_negatives = width - positive.shape[1] - own.shape[1]
+    blocks = tuple((part.anchors, part.candidates) for part in parts)
+    return Comparison(blocks, positive, dropped, most_negatives, zero_norm_rows, shard)
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:

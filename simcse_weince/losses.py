@@ -132,7 +132,7 @@ class InfoNCELoss(nn.Module):
             shard = Shard.of(len(embeddings[0]), embeddings[0].device, len(embeddings), keys is not None)
         if torch.is_grad_enabled() and not self._trained:
             self._check_negatives(shard.total * (len(embeddings) - 1) - 1)
-        keep = None if keys is None else _keep_mask(keys, self.criterion.layout == "both_views", shard)
+        keep = None if keys is None else _keep_mask(keys, self.criterion, shard)
         return self.criterion(*embeddings, keep=keep, shard=shard)
 
     def _check_negatives(self, negatives: int) -> None:
@@ -325,18 +325,25 @@ def _token_keys(ids: Tensor, positions: Tensor) -> Tensor:
     return mixed ^ (mixed >> 31)
 
 
-def _keep_mask(keys: Tensor, both_views: bool, shard: Shard) -> Tensor:
+def _keep_mask(keys: Tensor, criterion: InfoNCE, shard: Shard) -> Tensor:
     """Which candidates an anchor is compared with, (A, C): all but copies of itself and of its positive.
 
     The positive itself may be marked as a copy: a criterion keeps it always.
     """
     keys = keys.expand(max(2, len(keys)), -1)  # a single column is its own positive
     everyones = shard.all_gather(keys.T).T
-    (anchors, positives), partners, candidates = keys[:2], everyones[0], everyones[1:].flatten()
-    if both_views:
-        anchors, positives = torch.cat([anchors, positives]), torch.cat([positives, anchors])
-        candidates, partners = everyones.flatten(), everyones.flip(0).flatten()
-    copies = (candidates == anchors[:, None]) | (candidates == positives[:, None])
-    # The positive of a copy of the anchor is a positive of the anchor.
-    copies[:, : len(partners)] |= partners == anchors[:, None]
-    return ~copies
+
+    def keep(direction: str) -> Tensor:
+        side, _, others = direction.split("_")
+        anchors, positives = keys[:2] if side == "query" else keys[:2].flip(0)
+        queries, docs = everyones[0], everyones[1:].flatten()
+        candidates, partners = (docs, queries) if others == "doc" else (queries, everyones[1])
+        copies = (candidates == anchors[:, None]) | (candidates == positives[:, None])
+        # The positive of a copy of the anchor is a positive of the anchor.
+        copies[:, : len(partners)] |= partners == anchors[:, None]
+        return ~copies
+
+    if criterion.layout == "both_views":
+        rows = (("query_to_query", "query_to_doc"), ("doc_to_query", "doc_to_doc"))
+        return torch.cat([torch.cat([keep(direction) for direction in row], dim=1) for row in rows])
+    return torch.cat([keep(direction) for direction in criterion.directions], dim=1)

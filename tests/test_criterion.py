@@ -89,7 +89,7 @@ class TestPublishedValues:
         old = 4.0
         for step, expected in enumerate(case["released_objective"]):
             batch = arrays[f"step{step}_first"], arrays[f"step{step}_second"]
-            pooled = criterion._pooled_fit(criterion._survey(criterion.compare(*batch)), "regression")
+            pooled = criterion._pooled_fit(criterion._survey(criterion.compare(*batch)[0]), "regression")
             assert pooled.shape.item() == pytest.approx(expected["beta_hat_batch"], rel=1e-4)
             assert pooled.r_squared.item() == pytest.approx(expected["r_squared_batch"], rel=1e-4)
             assert criterion(*batch).item() == pytest.approx(expected["loss"], rel=1e-5)
@@ -326,3 +326,83 @@ class TestLimits:
         assert torch.equal(plain, InfoNCE(0.5, layout="both_views")(*embeddings))
         everyone = ReleasedWeince(0.5, gate=0.0, weibull_weight=0.0, softmax_weight=1.0, top_m=1000)(*embeddings)
         torch.testing.assert_close(everyone, 2 * plain)
+
+
+class TestDirections:
+    ALL = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+
+    @pytest.mark.parametrize("columns", [2, 3])
+    def test_each_direction_has_its_own_tail(self, columns):
+        first, second, *hard = views(40, columns=columns)
+        symmetric = Weince(directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction")
+        expected = (Weince()(first, second, *hard) + Weince()(second, first)) / 2
+        torch.testing.assert_close(symmetric(first, second, *hard), expected)
+        tail = symmetric.anchor_statistics(first, second, *hard)
+        assert symmetric.stats()["shape"] == pytest.approx(tail.shape.mean().item(), rel=1e-6)
+        torch.testing.assert_close(tail.shape, Weince().anchor_statistics(first, second, *hard).shape)
+
+    def test_a_joint_denominator_has_one_tail_without_any_copy_of_the_positive(self):
+        first, second, hard = views(12, columns=3)
+        criterion = Weince(directions=self.ALL, reduction="none")
+        units = [F.normalize(column, dim=1) for column in (first, second, hard)]
+        docs = torch.cat(units[1:])
+        table, extra = [], []
+        for i in range(12):
+            others = [j for j in range(12) if j != i]
+            two = [j for j in range(24) if j % 12 != i]
+            scores = [units[0][i] @ docs.T, units[0][i] @ units[0].T, units[1][i] @ units[0].T, units[1][i] @ docs.T]
+            negatives = [scores[0][[*others, *range(12, 24)]], scores[1][others], scores[2][others], scores[3][two]]
+            table.append(reference.Row(scores[0][i].item(), torch.cat(negatives).tolist()))
+            extra.append(scores[2][i].item())
+        expected = reference.weince(table, 0.05)
+        tail = criterion.anchor_statistics(first, second, hard)
+        for name in ("blend", "shape", "hardness", "evidence"):
+            torch.testing.assert_close(getattr(tail, name), torch.tensor(getattr(expected, name), dtype=torch.float64))
+        # The second copy of the positive is in the denominator: loss = log(exp(l) + 1) for the loss l without it.
+        assert extra == pytest.approx([row.positive for row in table])
+        losses = torch.tensor(expected.losses, dtype=torch.float64)
+        torch.testing.assert_close(criterion(first, second, hard), losses.exp().add(1).log())
+
+    def test_own_negatives_only(self):
+        first, second, *hard = views(20, columns=14)
+        criterion = Weince(own_negatives_only=True, reduction="none", min_tail_size=4)
+        units = [F.normalize(column, dim=1) for column in (first, second, *hard)]
+        cosine = [(units[0] * unit).sum(1).tolist() for unit in units[1:]]
+        table = [reference.Row(cosine[0][i], [column[i] for column in cosine[1:]]) for i in range(20)]
+        expected = reference.weince(table, 0.05, min_tail_size=4)
+        losses = torch.tensor(expected.losses, dtype=torch.float64)
+        torch.testing.assert_close(criterion(first, second, *hard), losses)
+        keep = torch.ones(20, 260, dtype=torch.bool)
+        keep[3] = False
+        assert criterion(first, second, *hard, keep=keep)[3] == 0
+
+    def test_wrong_combinations_name_their_argument(self):
+        symmetric = ("query_to_doc", "doc_to_query")
+        for name, options in (
+            ("directions", {"directions": ("doc_to_query",)}),
+            ("directions", {"directions": ("query_to_doc", "doc_to_dog")}),
+            ("directions", {"directions": ()}),
+            ("directions", {"directions": symmetric, "layout": "both_views"}),
+            ("directions", {"directions": symmetric, "own_negatives_only": True}),
+            ("partition_mode", {"directions": self.ALL, "partition_mode": "per_direction"}),
+            ("partition_mode", {"partition_mode": "both"}),
+            ("own_negatives_only", {"own_negatives_only": True, "layout": "both_views"}),
+        ):
+            with pytest.raises(ValueError, match=name):
+                Weince(**options)
+
+
+def test_large_batches_are_chunked_by_themselves(monkeypatch):
+    results = []
+    for limit in (1 << 24, 300):
+        monkeypatch.setattr("simcse_weince.criterion.COSINES_AT_ONCE", limit)
+        embeddings = [e.requires_grad_() for e in views(40, columns=3)]
+        criterion, rows = Weince(shape="shrunk"), []
+        logits = criterion._logits
+        monkeypatch.setattr(
+            criterion, "_logits", lambda cosine, w, f=logits, r=rows: r.append(len(cosine)) or f(cosine, w)
+        )
+        loss = criterion(*embeddings)
+        results.append([loss, *torch.autograd.grad(loss, embeddings), *criterion.stats().values()])
+        assert rows[0] == (40 if limit > 300 else 3)
+    torch.testing.assert_close(*results)

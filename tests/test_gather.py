@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from simcse_weince import InfoNCE, ReleasedWeince, Weince
+from simcse_weince.criterion import DIRECTIONS
 from simcse_weince.gather import Shard
 from tests.distributed import run_distributed
 
@@ -58,12 +59,15 @@ def train(rank, criterion, inputs, sizes, keep=None, dtype=torch.float64):
         (Weince(shape="shrunk", evidence="likelihood"), 3, True),
         (Weince(chunk_size=7), 4, True),
         (Weince(layout="both_views"), 2, False),
+        (Weince(directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"), 3, False),
+        (Weince(directions=DIRECTIONS, shape="shrunk", chunk_size=11), 3, False),
+        (Weince(own_negatives_only=True, min_tail_size=4), 14, False),
         (ReleasedWeince(0.05, layout="cross_view"), 3, False),
         (ReleasedWeince(0.1, chunk_size=9), 2, False),
     ],
     ids=lambda value: f"{type(value).__name__}-{value.layout}" if isinstance(value, InfoNCE) else None,
 )
-def test_dd02_processes_are_one_batch(criterion, columns, masked, sizes):
+def test_dd02_dd03_processes_are_one_batch(criterion, columns, masked, sizes):
     inputs = features(128, columns)
     keep = torch.rand(128, 128 * (columns - 1), generator=torch.Generator().manual_seed(3)) > 0.3 if masked else None
     loss, gradient, tail, stats, state = train(0, criterion, inputs, (128,), keep)
@@ -95,6 +99,15 @@ def test_dd02_float32_loss_is_the_same_to_1e_6(columns):
         for _, found, *_ in ranks:
             assert torch.cosine_similarity(found.flatten(), gradient.flatten(), dim=0) > 1 - 1e-6
             assert found.norm().item() == pytest.approx(gradient.norm().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("criterion", [Weince(), Weince(layout="both_views", shape="shrunk")])
+def test_an_uneven_last_batch_of_one(criterion):
+    inputs = features(5, 2)
+    loss, gradient, *_ = train(0, criterion, inputs, (5,))
+    ranks = run_distributed(2, train, criterion, inputs, (4, 1))
+    assert sum(rank[0] for rank in ranks).item() / 2 == pytest.approx(loss.item(), abs=1e-9)
+    torch.testing.assert_close([rank[1] for rank in ranks], [gradient] * 2)
 
 
 def test_dd02_three_processes_and_what_a_local_loss_would_give():

@@ -19,6 +19,7 @@ from sentence_transformers.sentence_transformer.losses import (
 from torch import Tensor, nn
 from transformers import DataCollatorWithFlattening
 
+from simcse_weince.criterion import InfoNCE
 from simcse_weince.gather import Shard
 from simcse_weince.losses import InfoNCELoss, WeinceLoss, _keep_mask, text_keys
 from simcse_weince.sentence.encoder import SimCSEEncoder, build_encoder
@@ -71,7 +72,7 @@ def one_token_texts(ids: list[list[int]]) -> list[dict[str, Any]]:
 
 def keep_mask(columns: list[dict[str, Any]], both_views: bool = False) -> Tensor:
     keys = InfoNCELoss(nn.Identity()).batch_keys(columns)
-    return _keep_mask(keys, both_views, Shard((keys.shape[1],)))
+    return _keep_mask(keys, InfoNCE(layout="both_views" if both_views else "columns"), Shard((keys.shape[1],)))
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -97,6 +98,49 @@ def test_equals_the_hosts_ranking_loss(
         results.append([value.detach(), *gradients(still_encoder)])
     assert len(results[0]) == len(results[1]) > 20
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+
+
+DIRECTIONS = [
+    (("query_to_doc", "doc_to_query"), "per_direction"),
+    (("query_to_doc", "doc_to_query"), "joint"),
+    (("query_to_doc", "query_to_query"), "joint"),
+    (("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"), "joint"),
+]
+
+
+@pytest.mark.parametrize("chunk_size", [None, 4])
+@pytest.mark.parametrize("columns", [2, 4])
+@pytest.mark.parametrize(("directions", "partition_mode"), DIRECTIONS)
+@pytest.mark.parametrize(("loss_class", "options"), [(InfoNCELoss, {}), (WeinceLoss, {"gate": 0.0})])
+def test_directions_are_those_of_the_hosts_ranking_loss(
+    loss_class: type[InfoNCELoss], options: dict, directions: tuple, partition_mode: str, columns: int, chunk_size: int
+):
+    options = {**options, "directions": directions, "partition_mode": partition_mode, "chunk_size": chunk_size}
+    embeddings = torch.randn(80, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    results = []
+    for make in (
+        lambda model: loss_class(model, layout="columns", **options),
+        lambda model: MultipleNegativesRankingLoss(model, directions=directions, partition_mode=partition_mode),
+    ):
+        loss = make(Table(embeddings))
+        value = loss(one_token_texts(torch.arange(20 * columns).reshape(-1, 20).tolist()), None)
+        value.backward()
+        results.append([value.detach(), loss.model.embeddings.grad])
+    torch.testing.assert_close(*results)
+
+
+def test_duplicates_in_all_directions():
+    """The masks of the four directions are those of both views, side by side instead of one over the other."""
+    columns = one_token_texts([[1, 2, 1, 4], [11, 12, 13, 2]])
+    keys = InfoNCELoss(nn.Identity()).batch_keys(columns)
+    keep = _keep_mask(keys, InfoNCE(directions=DIRECTIONS[-1][0]), Shard((4,)))
+    both = keep_mask(columns, both_views=True)
+    assert torch.equal(keep, torch.cat([both[:4, 4:], both[:4, :4], both[4:, :4], both[4:, 4:]], dim=1))
+    embeddings = torch.randn(14, 8, generator=torch.Generator().manual_seed(0))
+    loss = InfoNCELoss(Table(embeddings), directions=DIRECTIONS[-1][0])
+    assert loss(columns).isfinite()
+    # Positives, their copies in doc_to_query, and the anchors themselves are no masked candidates.
+    assert loss.stats()["masked_candidates"] == (~keep).sum() - 4 * 4
 
 
 @pytest.mark.parametrize("negatives", [0, 1, 2])
