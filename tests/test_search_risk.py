@@ -111,6 +111,16 @@ def test_bias_curve_covers_the_exact_bias_and_constants(draw: tuple) -> None:
     assert curve.loglog_slope == pytest.approx(-1, abs=0.06) and curve.slope_range == (16, 4096)
 
 
+def test_a_temperature_too_cold_for_float64_is_named() -> None:
+    pos, neg = np.ones(20), -np.ones((20, 9))
+    with pytest.raises(ValueError, match="temperature above 0.003"):
+        bias_curve(pos, neg, [1], tau=0.002)
+    with pytest.raises(ValueError, match="temperature above 0.003"):
+        recommend_k(pos, neg, 0.01, tau=0.002)
+    assert search_cross_entropy(pos, neg, tau=0.002).value == pytest.approx(-1000)
+    assert bias_curve(pos, neg, [1], tau=0.01).bias[0] == pytest.approx(200 - math.log(2))
+
+
 def test_pairing_makes_the_bias_far_more_exact_than_the_risk(draw: tuple) -> None:
     bias, risk = bias_curve(*draw, [256], tau=0.2), risk_curve(*draw, [256], tau=0.2)
     assert bias.se[0] < risk.se[0] / 5

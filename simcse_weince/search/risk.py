@@ -216,6 +216,14 @@ def _jackknife(whole: Tensor, parts: Tensor, shared_pool: bool) -> tuple[Tensor,
     return groups * whole - (groups - 1) * parts.mean(0), spread
 
 
+def _density(sums: PoolSums) -> Tensor:
+    """Density of the search kernel at the positives (n, P)."""
+    density = (sums.positive - sums.whole[0][:, None]).exp()
+    if not bool(density.isfinite().all()):
+        raise ValueError("the search density at a positive exceeds e^709: use a temperature above 0.003")
+    return density
+
+
 def _bias(pairs: Pairs, link: Link, ks: np.ndarray, sums: PoolSums) -> tuple[Tensor, Tensor]:
     """``E log(U_k + r/k)``, the pool as population: per anchor (len(ks), n); means without each group (G, len(ks))."""
     sizes, size = group_sizes(pairs.pool_size), pairs.pool_size
@@ -276,14 +284,14 @@ def _bias_curve(
 ) -> BiasCurve:
     if pairs.pool_size < 2 or offset == "none":
         raise ValueError("a bias needs a pool of at least 2 and offset 'log_k' or 'log_k1'")
+    density = _density(sums).mean(1)
     some = pairs.spread(negatives_count(max_anchors, "max_anchors"))
     rows, left_out = _bias(some, link, ks, sums if some.n == pairs.n else pool_sums(some, link))
     shift = torch.tensor([math.log(k) - offset_of(int(k), offset) for k in ks], dtype=torch.float64)
     value, pool = _jackknife(rows.mean(1), left_out, shared)
     bias, se = (value + shift).numpy(), (sampling_variance(rows) + pool).sqrt().numpy()
 
-    (log_z, chi2), (log_without, chi2_without) = sums.whole, sums.leave_one_out
-    density = (sums.positive - log_z[:, None]).exp().mean(1)
+    chi2, (log_without, chi2_without) = sums.whole[1], sums.leave_one_out
     constant = density - chi2 / 2
     without = (sums.positive - log_without[..., None]).exp().mean(2) - chi2_without / 2
     limit, limit_pool = _jackknife(constant.mean(), without.mean(1), shared)
@@ -376,8 +384,7 @@ def recommend_k(
     pairs, link, tol = Pairs(pos, neg, unbounded), as_link(tau, link), positive_number(tol, "tol")
     warn_heavy_tail(pairs, link)
     sums = pool_sums(pairs, link)
-    log_z, chi2 = sums.whole
-    density = (sums.positive - log_z[:, None]).exp()
+    density, chi2 = _density(sums), sums.whole[1]
     gain = 1 if offset == "log_k1" else 0
     mean = float(density.mean())
 
