@@ -332,12 +332,12 @@ def test_pitfall10_dependent_tuples_vary_more_than_the_bound_of_independent_ones
 
 def test_a_large_lazy_pool_is_never_held_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     rng, read = np.random.default_rng(0), []
-    rows = CosineRows(rng.normal(size=(500, 4)), rng.normal(size=(40_000, 4)))
+    rows = CosineRows(rng.normal(size=(200, 4)), rng.normal(size=(40_000, 4)))
     plain = CosineRows.__getitem__
     monkeypatch.setattr(CosineRows, "__getitem__", lambda self, index: read.append(plain(self, index)) or read[-1])
-    risk_curve(np.full(500, 0.5), rows, [1, 1000], tau=0.2, n_perm=1)
+    risk_curve(np.full(200, 0.5), rows, [1, 1000], tau=0.2, n_perm=1)
     assert max(block.numel() for block in read) <= READ
-    assert max(pool.numel() for _, _, pool in Pairs(np.full(500, 0.5), rows)) <= BLOCK
+    assert max(pool.numel() for _, _, pool in Pairs(np.full(200, 0.5), rows)) <= BLOCK
 
 
 def test_section58_relevance_cross_entropy_splits_into_entropy_and_divergence() -> None:
