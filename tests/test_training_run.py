@@ -285,12 +285,17 @@ def test_tr08_a_run_that_only_harms_says_so(place, monkeypatch, caplog):
     assert "training made this encoder worse" in caplog.text
 
 
-def test_ev01_an_undefined_score_is_null_and_never_best(place):
-    constant = "".join(f"{line.rsplit(chr(9), 1)[0]}\t2.5\n" for line in PAIRS.splitlines()[1:])
-    (place / "pairs.tsv").write_text("sentence1\tsentence2\tscore\n" + constant)
+def test_ev01_an_undefined_score_is_null_and_never_best(place, monkeypatch):
+    """An encoder that gives one vector for everything has no score: not 0, not the best, null in the record."""
+    script_scores(monkeypatch, [float("nan")] * 3)
     result = run(place)
-    assert result.best_step is None and result.dev_best is None and result.dev_last is None
-    assert json.loads((place / "out" / "run.json").read_text())["result"]["dev_before"] is None
+    assert (result.best_step, result.dev_best, result.dev_last) == (None, None, None)
+    assert json.loads((place / "out" / "run.json").read_text())["result"]["dev_best"] is None
+
+
+def test_ev01_constant_gold_cannot_select(place, capfd, case_inputs):
+    error = refused(place, capfd, "--eval_file", case_inputs / "sts_constant_scores.tsv")
+    assert "all scores are equal" in error
 
 
 def test_early_stopping(place, monkeypatch):
@@ -314,6 +319,36 @@ def test_tr12_learning_rate_and_weight_decay_reach_the_optimizer(place, monkeypa
     run(place, "--learning_rate", "2e-4", "--weight_decay", "0.3")
     assert {decay for _, decay in seen["groups"]} == {0.3, 0.0} and all(lr <= 2e-4 for lr, _ in seen["groups"])
     assert seen["head"] <= seen["parameters"]
+
+
+def test_the_model_card_shows_the_score_of_what_was_saved(place):
+    (place / "test.tsv").write_text("".join(PAIRS.splitlines(keepends=True)[:-1]))
+    result = run(place, "--test_file", place / "test.tsv", "--learning_rate", "3e-3")
+    card = (place / "out" / "README.md").read_text()
+    after = SentenceTransformer(str(place / "out"), device="cpu")
+    score = STSEvaluator(read_pairs(place / "test.tsv"), "x")(after)["x_spearman_cosine"]
+    assert result.test_after == pytest.approx(score, abs=1e-6) and result.test_before != result.test_after
+    assert f"{round(result.test_after, 4)}" in card and f"{round(result.test_before, 4)}" not in card
+
+
+@pytest.mark.parametrize("words", [["--learning_rate", "1e30"], ["--learning_rate", "1e30", "--logging_steps", "9"]])
+def test_a_training_that_diverges_is_an_error(place, capfd, words):
+    """Found in the log, or at the end: weights that are not finite are never saved as the result."""
+    error = refused(place, capfd, *words, "--max_grad_norm", "0", "--eval_strategy", "no", "--save_strategy", "no")
+    assert "lower --learning_rate" in error and not (place / "out" / "model.safetensors").exists()
+
+
+def test_one_long_text_costs_no_memory(place):
+    """Texts are counted in batches that are cut, not padded to the longest of thousands."""
+    from simcse_weince.sentence.training_run import _token_report
+
+    encoder = build_encoder(str(place / "encoder"), pooler_type="avg", device="cpu")
+    widths = []
+    preprocess = encoder.preprocess
+    encoder.preprocess = lambda texts, **options: widths.append(preprocess(texts, **options)) or widths[-1]
+    report = _token_report(encoder, ["the dog"] * 300 + ["the dog runs " * 3000, "a cat"], 16)
+    assert report == {"texts": 302, "truncated": 1, "with_equal_ids": 300, "redundant": 299}
+    assert max(features["input_ids"].shape[1] for features in widths) == 17
 
 
 # ---- stopping and going on ----
@@ -347,6 +382,60 @@ def test_tr06_kill_and_resume(place):
     assert process.returncode == -signal.SIGKILL and not (place / "parts" / "run.json").exists()
     assert main(["train", *words, "--resume_from_checkpoint", "last"]) == 0
     assert_equal_runs(place, "whole", "parts")
+
+
+def test_overwriting_removes_the_checkpoints_of_the_run_before(place):
+    run(place)
+    run(place, "--overwrite_output_dir", "--max_steps", "2")
+    assert [folder.name for folder in (place / "out").glob("checkpoint-*")] == ["checkpoint-2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--loss", "infonce"], "--loss by default, not infonce"),
+        (["--per_device_train_batch_size", "8"], "--per_device_train_batch_size 16, not 8"),
+        (["--seed", "1"], "--seed by default, not 1"),
+        (["--train_file", "{other}"], "other sentences"),
+    ],
+)
+def test_resume_refuses_another_run(place, capfd, words, named):
+    run(place, "--max_steps", "2")
+    (place / "other.txt").write_text("\n".join(SENTENCES[:20]) + "\n")
+    words = [word.format(other=place / "other.txt") for word in words]
+    assert named in refused(place, capfd, *words, "--resume_from_checkpoint", "last", "--max_steps", "4")
+
+
+def test_resuming_a_finished_run_trains_nothing(place):
+    """As after a crash between the last checkpoint and the saving of the encoder."""
+    result = run(place)
+    before = weights(place)
+    for name in ("model.safetensors", "run.json"):
+        (place / "out" / name).unlink()
+    assert run(place, "--resume_from_checkpoint", "last") == result
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(place).items())
+    assert not (place / "out" / "checkpoint-7").exists()
+
+
+def test_an_output_folder_is_no_checkpoint(place, capfd):
+    run(place)
+    error = refused(place, capfd, "--resume_from_checkpoint", place / "out", out="elsewhere")
+    assert "not a complete checkpoint" in error
+
+
+def test_two_runs_do_not_share_a_folder(place, capfd):
+    from filelock import FileLock
+
+    (place / "out").mkdir()
+    with FileLock(place / "out" / ".lock"):
+        assert "another run is writing there" in refused(place, capfd)
+
+
+def test_what_a_killed_run_left_is_cleared(place):
+    (place / "out" / "checkpoint-2" / ".saving-123").mkdir(parents=True)
+    (place / "out" / ".saving-123").mkdir()
+    run(place, "--resume_from_checkpoint", "last")
+    assert not list((place / "out").rglob(".saving-*"))
 
 
 def test_resume_skips_a_checkpoint_that_was_being_written(place):
@@ -428,6 +517,11 @@ def test_ln02_dropout_off_is_refused(place, capfd):
     assert [entry["positive_cosine"] for entry in history(place) if "loss" in entry][0] < 0.9999
 
 
+def test_ln08_one_sentence_in_a_stream(place, capfd):
+    (place / "one.txt").write_text("a red door\n")
+    assert "1 sentence is not enough" in refused(place, capfd, "--streaming", text="one.txt")
+
+
 def test_ln08_the_last_batch_of_one(place, case_inputs):
     """17 lines in batches of 16: the last row contributes nothing and nothing breaks."""
     (place / "tail.txt").write_bytes((case_inputs / "train_tail_17.txt").read_bytes())
@@ -444,6 +538,12 @@ def test_la10_a_batch_of_one_has_no_negatives(place, capfd, batch):
 def test_la10_accumulation_adds_no_negatives(place, caplog):
     run(place, "--gradient_accumulation_steps", "2", "--max_steps", "2")
     assert "adds no negatives" in caplog.text and "negatives per anchor: 15" in caplog.text
+
+
+def test_the_negatives_of_a_small_corpus_are_counted(place):
+    (place / "ten.txt").write_text("\n".join(SENTENCES[:10]) + "\n")
+    run(place, "--max_steps", "2", text="ten.txt")
+    assert json.loads((place / "out" / "run.json").read_text())["negatives_per_anchor"] == 9
 
 
 @pytest.mark.parametrize("name", ["train_empty.txt", "train_only_blank.txt"])
@@ -509,10 +609,27 @@ def test_ev06_selecting_on_the_test_pairs_warns(place, caplog):
         (["--resume_from_checkpoint", "nowhere"], "nowhere: not a complete checkpoint"),
         (["--dropout", "1.5"], "--dropout 1.5"),
         (["--mini_batch_size", "0"], "--mini_batch_size 0"),
+        (["--greater_is_better", "false"], "--greater_is_better false"),
+        (["--learning_rate", "-1"], "--learning_rate -1.0"),
+        (["--learning_rate", "nan"], "--learning_rate nan"),
+        (["--gradient_accumulation_steps", "0"], "--gradient_accumulation_steps 0"),
+        (["--per_device_train_batch_size", "0"], "--per_device_train_batch_size 0"),
+        (["--per_device_eval_batch_size", "0"], "--per_device_eval_batch_size 0"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--seed", "4294967296"], "--seed 4294967296"),
+        (["--max_steps", "0"], "--max_steps 0"),
+        (["--max_steps", "-1", "--num_train_epochs", "0"], "--num_train_epochs 0.0"),
+        (["--eval_steps", "-1"], "--eval_steps -1"),
+        (["--early_stopping_patience", "0"], "--early_stopping_patience 0"),
+        (["--early_stopping_patience", "2", "--eval_strategy", "no"], "--early_stopping_patience"),
+        (["--text_column", "a", "a"], "--text_column names a column twice"),
+        (["--dataset_split", "test"], "--dataset_split"),
+        (["--report_to", "foo"], "foo"),
+        (["--output_dir", "{place}/text.txt/out"], "is below, a file"),
     ],
 )
 def test_wrong_options_are_one_sentence(place, capfd, words, message):
-    assert message in refused(place, capfd, *words)
+    assert message in refused(place, capfd, *(word.format(place=place) for word in words))
 
 
 # ---- where it writes, what it asks for ----

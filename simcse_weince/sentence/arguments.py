@@ -3,8 +3,10 @@
 import difflib
 import json
 import logging
+import math
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -28,6 +30,9 @@ _RENAMED: dict[str, str | None] = {
     "logging_dir": None,
     "save_safetensors": None,
 }
+
+
+_OF_ONE_START = ("overwrite_output_dir", "resume_from_checkpoint")
 
 
 def _option(default: Any, help: str) -> Any:
@@ -108,10 +113,8 @@ class LossArguments:
         of_the_host = ("loss", "mask_duplicates", "gather_across_devices", "mini_batch_size")
         options = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in of_the_host}
         for name in ("gate", "shape"):
-            try:
+            with suppress(ValueError):  # a word is checked by the criterion
                 options[name] = float(options[name])
-            except ValueError:
-                pass  # a word, checked by the criterion
         return options
 
 
@@ -140,6 +143,7 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
     load_best_model_at_end: bool = _option(True, "Save the checkpoint with the best --metric_for_best_model")
     metric_for_best_model: str | None = _option("stsb_spearman", "Score that chooses the best checkpoint")
     logging_steps: float = _option(25, "Steps between log lines")
+    logging_nan_inf_filter: bool = _option(False, "Hide a loss that is not finite, which else ends the training")
     overwrite_output_dir: bool = _option(False, "Allow an --output_dir that already holds a run")
     early_stopping_patience: int | None = _option(None, "Stop after so many evaluations without a better score")
     early_stopping_threshold: float = _option(0.0, "Smallest improvement that counts for early stopping")
@@ -188,7 +192,11 @@ _GROUPS: list[Any] = [ModelArguments, DataArguments, LossArguments, SimCSEArgume
 
 
 class _Parser(HfArgumentParser):
-    """HfArgumentParser whose errors are one sentence, without pages of usage."""
+    """HfArgumentParser whose errors are one sentence, and whose help does not begin with a page of usage."""
+
+    def __init__(self, groups: list[Any], prog: str | None = None) -> None:
+        usage = "%(prog)s [FILE.yaml] --model_name_or_path MODEL --train_file FILE --output_dir DIR [options]"
+        super().__init__(groups, prog=prog, usage=usage, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message.replace("argument --", "--", 1))
@@ -197,8 +205,8 @@ class _Parser(HfArgumentParser):
 def parse_training_arguments(arguments: Sequence[str], prog: str | None = None) -> TrainingArgumentGroups:
     """Parse a command line, with defaults from ``--config FILE`` (YAML or JSON) where it names one.
 
-    The command line wins over the file. A file may also be the only argument. Values of both go through the same
-    conversion, so that ``1e-6`` is a float and ``false`` is false in either place.
+    The command line wins over the file. A file may also be the first argument, without ``--config``. Values of both go
+    through the same conversion, so that ``1e-6`` is a float and ``false`` is false in either place.
 
     Args:
         arguments: The command line without the program's name.
@@ -207,11 +215,11 @@ def parse_training_arguments(arguments: Sequence[str], prog: str | None = None) 
     Raises:
         InputError: An unknown or unconvertible option; names file, line and key.
     """
-    parser = _Parser(_GROUPS, prog=prog, allow_abbrev=False)
+    parser = _Parser(_GROUPS, prog)
     parser.add_argument("--config", help="YAML or JSON file with any of these options; the command line wins")
     arguments = list(arguments)
-    if len(arguments) == 1 and arguments[0].endswith((".yaml", ".yml", ".json")):
-        arguments = ["--config", arguments[0]]
+    if arguments and not arguments[0].startswith("-") and arguments[0].endswith((".yaml", ".yml", ".json")):
+        arguments = ["--config", *arguments]
     arguments = _renamed_flags(arguments)
     config = parser.parse_known_args(arguments)[0].config
     tokens = ([] if config is None else _config_tokens(parser, Path(config))) + arguments
@@ -231,11 +239,52 @@ def parse_training_arguments(arguments: Sequence[str], prog: str | None = None) 
         raise InputError("--model_name_or_path is missing")
     if bool(data.train_file) == bool(data.dataset_name):
         raise InputError("give the sentences with either --train_file or --dataset_name")
+    if data.train_file and (data.dataset_config_name or data.dataset_split != "train"):
+        raise InputError("--dataset_config_name and --dataset_split belong to --dataset_name, not to --train_file")
+    if data.text_column and len(set(data.text_column)) < len(data.text_column):
+        raise InputError(f"--text_column names a column twice: {' '.join(data.text_column)}")
+    _check_numbers(training)
     return model, data, loss, training
 
 
+def _check_numbers(training: SimCSEArguments) -> None:
+    """Refuse numbers that transformers would take and then stumble over, or do nothing with."""
+    smallest = {
+        "per_device_train_batch_size": 1,
+        "per_device_eval_batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "early_stopping_patience": 1,
+        "seed": 0,
+        "data_seed": 0,
+        "weight_decay": 0,
+        "max_grad_norm": 0,
+    }
+    positive = ["learning_rate", "eval_steps", "save_steps", "logging_steps"]
+    if training.max_steps != -1:
+        positive.append("max_steps")
+    else:
+        positive.append("num_train_epochs")
+    for name in (*smallest, *positive):
+        value = getattr(training, name)
+        if value is None:
+            continue
+        if not math.isfinite(value) or (value <= 0 if name in positive else value < smallest[name]):
+            raise InputError(f"--{name} {value} is not a number {'above 0' if name in positive else 'in its range'}")
+        if name.endswith("seed") and value >= 2**32:
+            raise InputError(f"--{name} {value} is not below 2^32")
+    if training.early_stopping_patience is not None and training.eval_strategy == "no":
+        raise InputError("--early_stopping_patience needs evaluations; remove --eval_strategy no")
+    if training.greater_is_better is False:
+        raise InputError(
+            "--greater_is_better false would keep the worst checkpoint: every score of a run is a correlation"
+        )
+
+
 def effective_arguments(groups: TrainingArgumentGroups) -> dict[str, Any]:
-    """The options that differ from their defaults, ready for ``--config``; absolute paths keep their last part only."""
+    """The options that differ from their defaults, in the form of a ``--config`` file that can be shared.
+
+    Absolute paths keep their last part only, and what belongs to one start of a run is left out.
+    """
     chosen: dict[str, Any] = {}
     for group in groups:
         if isinstance(group, SimCSEArguments):
@@ -248,7 +297,7 @@ def effective_arguments(groups: TrainingArgumentGroups) -> dict[str, Any]:
             values, defaults = vars(group), vars(type(group)())
         for item in fields(group):
             value = values.get(item.name)
-            if item.init and value is not None and value != defaults[item.name]:
+            if item.init and value is not None and value != defaults[item.name] and item.name not in _OF_ONE_START:
                 chosen[item.name] = _without_absolute_path(value)
     return chosen
 
@@ -326,7 +375,20 @@ def _values(node: yaml.Node) -> list[str]:
         return [node.value]
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [item.value for item in node.value]
-    return [json.dumps(yaml.safe_load(yaml.serialize(node)))]
+    return [json.dumps(_nested(node))]
+
+
+def _nested(node: yaml.Node) -> Any:
+    """A mapping or list of a file; numbers as on the command line, because YAML takes 1e-6 for a word."""
+    if isinstance(node, yaml.MappingNode):
+        return {key.value: _nested(value) for key, value in node.value}
+    if isinstance(node, yaml.SequenceNode):
+        return [_nested(item) for item in node.value]
+    value = yaml.safe_load(yaml.serialize(node))
+    if isinstance(value, str) and node.style is None:
+        with suppress(ValueError):
+            return float(value)
+    return value
 
 
 def _suggestion(parser: _Parser, name: str) -> str:

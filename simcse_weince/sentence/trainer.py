@@ -2,8 +2,11 @@
 
 import json
 import logging
+import math
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +16,36 @@ from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.data_collator import BaseDataCollator
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
+
+from simcse_weince.errors import InputError
 
 logger = logging.getLogger(__name__)
 
 # What a checkpoint holds beside the encoder: buffers of the loss and the train-only head.
 _LOSS_STATE_NAME = "loss_state.safetensors"
 _HEAD_PREFIX = "train_only_head."
+
+
+class LogCallback(TrainerCallback):
+    """Writes each entry of the training log as one line through logging, where there is no progress bar to write to."""
+
+    _UNTOLD = ("runtime", "per_second", "total_flos", "epoch")
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log the numbers with four digits, less those that say nothing about the training."""
+        numbers = {name: value for name, value in (logs or {}).items() if not name.endswith(self._UNTOLD)}
+        if state.is_local_process_zero and numbers:
+            told = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in numbers.items())
+            logger.info("step %d: %s", state.global_step, told)
 
 
 class EvaluateLastStep(TrainerCallback):
@@ -57,7 +82,12 @@ class SimCSETrainer(SentenceTransformerTrainer):
         return collator
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the statistics of the loss to a training log."""
+        """Add the statistics of the loss to a training log; a loss that is not finite ends the training."""
+        if not math.isfinite(logs.get("loss", 0)):
+            raise InputError(
+                f"the loss is {logs['loss']} at step {self.state.global_step}: lower --learning_rate, or use another "
+                "precision; the checkpoints before are kept"
+            )
         if "loss" in logs and hasattr(self.loss, "stats"):
             logs = {**logs, **{name: float(f"{value:.6g}") for name, value in self.loss.stats().items()}}
         super().log(logs, start_time)
@@ -65,11 +95,19 @@ class SimCSETrainer(SentenceTransformerTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate without the autocast that accelerate puts around the forward, and restore the training mode."""
         training = self.model.training
-        under_autocast = self.model.__dict__.pop("forward", None)
         try:
-            return super().evaluation_loop(*args, **kwargs)
+            with self.without_autocast():
+                return super().evaluation_loop(*args, **kwargs)
         finally:
             self.model.train(training)
+
+    @contextmanager
+    def without_autocast(self) -> Iterator[None]:
+        """Call the encoder in the precision of its weights for the duration of the block."""
+        under_autocast = self.model.__dict__.pop("forward", None)
+        try:
+            yield
+        finally:
             if under_autocast is not None:
                 self.model.__dict__["forward"] = under_autocast
 
@@ -132,15 +170,21 @@ class SimCSETrainer(SentenceTransformerTrainer):
         return getattr(self.model, "_orig_mod", self.model)
 
 
+def is_complete_checkpoint(folder: Path) -> bool:
+    """Whether a training can go on from this folder; a run that is killed while saving leaves a partial one."""
+    try:
+        # Written last, so that a whole one means that everything else is there.
+        json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return all((folder / name).is_file() for name in (OPTIMIZER_NAME, SCHEDULER_NAME))
+
+
 def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
-    """The newest checkpoint whose last file was written, or None; a run killed while saving leaves a partial one."""
-    checkpoints = []
+    """The newest checkpoint that a training can go on from, or None."""
+    steps = {}
     for folder in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         step = folder.name.rsplit("-", 1)[-1]
-        try:
-            json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if step.isdigit():
-            checkpoints.append((int(step), folder))
-    return max(checkpoints)[1] if checkpoints else None
+        if step.isdigit() and is_complete_checkpoint(folder):
+            steps[int(step)] = folder
+    return steps[max(steps)] if steps else None

@@ -3,16 +3,22 @@
 import json
 import logging
 import math
+import shutil
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from datasets import Dataset
+from filelock import FileLock, Timeout
 from sentence_transformers import SentenceTransformer
-from transformers import EarlyStoppingCallback, set_seed
+from torch import nn
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainerState, set_seed
+from transformers.trainer import TRAINER_STATE_NAME
 
 from simcse_weince.criterion import InfoNCE, Weince
 from simcse_weince.errors import InputError
@@ -35,8 +41,14 @@ from simcse_weince.sentence.encoder import (
     read_model_config,
 )
 from simcse_weince.sentence.pairs import TASKS, GradedPairs, load_sts, read_pairs
-from simcse_weince.sentence.sts import STSEvaluator
-from simcse_weince.sentence.trainer import EvaluateLastStep, SimCSETrainer, last_complete_checkpoint
+from simcse_weince.sentence.sts import STSEvaluator, evaluate_model
+from simcse_weince.sentence.trainer import (
+    EvaluateLastStep,
+    LogCallback,
+    SimCSETrainer,
+    is_complete_checkpoint,
+    last_complete_checkpoint,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -68,115 +80,107 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
     """Train an encoder, save it in ``output_dir`` and report what was read, measured and reached.
 
     Written to ``output_dir``: the encoder (a sentence-transformers folder), checkpoints, ``trainer_state.json``,
-    ``train_results.json``, ``corpus_report.json``, ``training_config.yaml`` (ready for ``--config``) and ``run.json``
-    (versions, seed, device, data hashes, scores).
+    ``train_results.json``, ``corpus_report.json``, ``training_config.yaml`` (the options, for ``--config``) and
+    ``run.json`` (versions, seed, device, data hashes, scores).
 
     Args:
         groups: The four dataclasses of `parse_training_arguments`.
 
     Raises:
         InputError: Something about the input is unusable; found before the first step, most of it before the encoder
-            is loaded.
+            is loaded. Or the training diverged.
+        RuntimeError: The saved encoder, loaded again, does not have the score that it was saved for.
     """
     model_arguments, data_arguments, loss_arguments, arguments = groups
-    checkpoint = _check_output_dir(arguments)
+    output_dir = Path(str(arguments.output_dir))
+    checkpoint = _check_output_dir(output_dir, arguments)
     dev, test = _graded_pairs(data_arguments, model_arguments.cache_dir, arguments)
     arguments.metric_for_best_model = _metric_name(arguments, dev)
     corpus = _read_corpus(data_arguments, model_arguments.cache_dir, arguments)
-    _check_batches(corpus, arguments, loss_arguments)
+    negatives = _check_batches(corpus, arguments, loss_arguments)
     loss_options = _loss_options(loss_arguments)
     _check_model(model_arguments, arguments)
-
-    set_seed(arguments.seed)
-    encoder = _build(model_arguments, arguments)
-    sample = _first_texts(corpus.dataset)
-    if len(corpus.report.columns) == 1:
-        check_dropout(encoder, sample[:16], arguments.max_seq_length)
-    tokens = _token_report(encoder, sample, arguments.max_seq_length)
-    loss = _build_loss(encoder, loss_arguments, loss_options)
-    negatives = _negatives_per_anchor(arguments, loss_arguments, len(corpus.report.columns))
-    logger.info("negatives per anchor: %d", negatives)
-
-    callbacks: list[Any] = [EvaluateLastStep()]
-    if arguments.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold))
-    trainer = SimCSETrainer(
-        model=encoder,
-        args=arguments,
-        train_dataset=corpus.dataset,
-        loss=loss,
-        evaluator=STSEvaluator(dev, _dev_name(dev), arguments.eval_batch_size) if dev else None,
-        callbacks=callbacks,
-    )
-    main_process = trainer.is_world_process_zero()
-    output_dir = Path(str(arguments.output_dir))
-    if main_process:
-        corpus.report.save(output_dir)
-        write_text(output_dir / "training_config.yaml", yaml.safe_dump(effective_arguments(groups)))
-    test_before = _spearman(encoder, test, arguments) if test and main_process else None
+    options = effective_arguments(groups)
     if checkpoint is not None:
-        logger.info("resuming from %s", checkpoint.name)
-        arguments.eval_on_start = False
-    outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    trainer.save_model()
-    if trainer.state.best_model_checkpoint is not None:
-        trainer.state.best_model_checkpoint = Path(trainer.state.best_model_checkpoint).name
-    trainer.save_state()
-    trainer.save_metrics("train", outcome.metrics)
+        _check_same_run(checkpoint, options, corpus)
 
-    scores = _dev_scores(trainer)
-    best = max((step for step in scores if step > 0), key=lambda step: scores[step], default=None)
-    result = TrainingResult(
-        steps=trainer.state.global_step,
-        best_step=best,
-        dev_name=_title(dev) if dev else None,
-        dev_before=scores.get(0),
-        dev_best=None if best is None else scores[best],
-        dev_last=scores.get(trainer.state.global_step),
-        test_name=_title(test) if test else None,
-        test_before=test_before,
-        test_after=None,
-    )
-    if main_process:
-        result = _check_saved(result, dev, test, arguments)
-        _warn_of_decline(result)
-        run = {
-            "versions": versions(),
-            "seed": arguments.seed,
-            "device": str(arguments.device),
-            "processes": arguments.world_size,
-            "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else str(encoder.dtype),
-            "arguments": effective_arguments(groups),
-            "corpus": corpus.report.to_dict(),
-            "tokens": tokens,
-            "negatives_per_anchor": negatives,
-            "graded_pairs": {
-                role: {"name": pairs.name, "split": pairs.split, "pairs": len(pairs), "files": pairs.files}
-                for role, pairs in (("dev", dev), ("test", test))
-                if pairs
-            },
-            "result": asdict(result),
-        }
-        write_text(output_dir / "run.json", json.dumps(run, indent=2, default=str, allow_nan=False) + "\n")
+    with _only_writer(output_dir, arguments):
+        set_seed(arguments.seed)
+        encoder = _build(model_arguments, arguments)
+        sample = _first_texts(corpus.dataset)
+        if len(corpus.report.columns) == 1:
+            check_dropout(encoder, sample[:16], arguments.max_seq_length)
+        tokens = _token_report(encoder, sample, arguments.max_seq_length)
+        logger.info("negatives per anchor: %d", negatives)
+        trainer = _build_trainer(encoder, corpus, dev, arguments, _build_loss(encoder, loss_arguments, loss_options))
+        main_process = trainer.is_world_process_zero()
+        if main_process:
+            _clear(output_dir, everything=checkpoint is None)
+            corpus.report.save(output_dir)
+            write_text(output_dir / "training_config.yaml", yaml.safe_dump(options))
+        test_before = _spearman(encoder, test, arguments) if test and main_process else None
+        _run(trainer, checkpoint)
+        if test and main_process:
+            with trainer.without_autocast():  # the score that the model card shows
+                STSEvaluator(test, "sts-test" if test.name == "stsb" else "test", arguments.eval_batch_size)(encoder)
+        trainer.save_model()
+        trainer.save_state()
+
+        scores = _dev_scores(trainer)
+        best = max((step for step in scores if step > 0), key=lambda step: scores[step], default=None)
+        result = TrainingResult(
+            steps=trainer.state.global_step,
+            best_step=best,
+            dev_name=_title(dev) if dev else None,
+            dev_before=scores.get(0),
+            dev_best=None if best is None else scores[best],
+            dev_last=scores.get(trainer.state.global_step),
+            test_name=_title(test) if test else None,
+            test_before=test_before,
+            test_after=None,
+        )
+        if main_process:
+            saved = _load_saved(output_dir, model_arguments, arguments)
+            if test:
+                result = replace(result, test_after=_spearman(saved, test, arguments))
+            run = {
+                "versions": versions(),
+                "seed": arguments.seed,
+                "device": str(arguments.device),
+                "processes": arguments.world_size,
+                "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else str(encoder.dtype),
+                "arguments": options,
+                "corpus": corpus.report.to_dict(),
+                "tokens": tokens,
+                "negatives_per_anchor": negatives,
+                "graded_pairs": {
+                    role: {"name": pairs.name, "split": pairs.split, "pairs": len(pairs), "files": pairs.files}
+                    for role, pairs in (("dev", dev), ("test", test))
+                    if pairs
+                },
+                "result": asdict(result),
+            }
+            write_text(output_dir / "run.json", json.dumps(run, indent=2, default=str, allow_nan=False) + "\n")
+            _check_saved(saved, result, dev, arguments)
+            _warn_of_decline(result)
     return result
 
 
 # ---- checks before the encoder is loaded ----
 
 
-def _check_output_dir(arguments: SimCSEArguments) -> Path | None:
+def _check_output_dir(output_dir: Path, arguments: SimCSEArguments) -> Path | None:
     """Return the checkpoint to resume from; refuse to write over an earlier run unless told to."""
-    output_dir = Path(str(arguments.output_dir))
-    wish = arguments.resume_from_checkpoint
-    if output_dir.exists() and not output_dir.is_dir():
-        raise InputError(f"{output_dir}: --output_dir is a file; name a folder")
-    if wish and str(wish).lower() not in ("false", "no", "0"):
-        if str(wish).lower() in ("true", "last", "auto", "yes", "1"):
-            checkpoint = last_complete_checkpoint(output_dir)
-            if checkpoint is None:
-                logger.warning("%s holds no complete checkpoint: starting from the beginning", output_dir.name)
-            return checkpoint
-        if not Path(wish, "trainer_state.json").is_file():
+    wish = str(arguments.resume_from_checkpoint or "no")
+    if any(place.exists() and not place.is_dir() for place in (output_dir, *output_dir.parents)):
+        raise InputError(f"{output_dir}: --output_dir is, or is below, a file; name a folder")
+    if wish.lower() in ("true", "last", "auto", "yes", "1"):
+        checkpoint = last_complete_checkpoint(output_dir)
+        if checkpoint is None:
+            logger.warning("%s holds no complete checkpoint: starting from the beginning", output_dir.name)
+        return checkpoint
+    if wish.lower() not in ("false", "no", "0"):
+        if not is_complete_checkpoint(Path(wish)):
             raise InputError(f"{wish}: not a complete checkpoint; name one, or use --resume_from_checkpoint last")
         return Path(wish)
     earlier = (output_dir / "modules.json").exists() or last_complete_checkpoint(output_dir) is not None
@@ -186,6 +190,57 @@ def _check_output_dir(arguments: SimCSEArguments) -> Path | None:
             "replace it with --overwrite_output_dir, or choose another --output_dir"
         )
     return None
+
+
+def _check_same_run(checkpoint: Path, options: dict[str, Any], corpus: Corpus) -> None:
+    """A checkpoint goes on with its own encoder, loss, batches and corpus, or the result is of no run at all."""
+    try:
+        before = yaml.safe_load((checkpoint.parent / "training_config.yaml").read_text(encoding="utf-8"))
+        read = json.loads((checkpoint.parent / "corpus_report.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        logger.warning("%s: nothing tells which run this is of, so nothing is compared", checkpoint.name)
+        return
+    names = [item.name for group in (ModelArguments, LossArguments) for item in fields(group)]
+    names += [
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "max_seq_length",
+        "seed",
+        "max_train_samples",
+    ]
+    for name in sorted(set(names) - {"cache_dir"}):
+        if before.get(name) != options.get(name):
+            raise InputError(
+                f"{checkpoint}: was written with --{name} {before.get(name, 'by default')}, not "
+                f"{options.get(name, 'by default')}; resume with the same, or start in another --output_dir"
+            )
+    if [file["sha256"] for file in read["files"]] != [file.sha256 for file in corpus.report.files]:
+        raise InputError(f"{checkpoint}: was written while training on other sentences; resume with the same corpus")
+
+
+def _clear(output_dir: Path, everything: bool) -> None:
+    """Remove what a killed run left half-written and, at a new start, the checkpoints of the run that it replaces."""
+    leftovers = [*output_dir.glob(".saving-*"), *output_dir.glob("checkpoint-*/.saving-*")]
+    for folder in leftovers + ([*output_dir.glob("checkpoint-*")] if everything else []):
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _only_writer(output_dir: Path, arguments: SimCSEArguments) -> Iterator[None]:
+    """Keep a second run out of the folder; the lock is the system's, so a killed run leaves none."""
+    if arguments.process_index:
+        yield
+        return
+    output_dir.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(output_dir / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(f"{output_dir}: another run is writing there; choose another --output_dir") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _graded_pairs(
@@ -206,6 +261,8 @@ def _graded_pairs(
         raise InputError(
             f"{error}; or select on your own pairs with --eval_file, or not at all with --eval_strategy no"
         ) from error
+    if wants_dev and dev and len(set(dev.scores)) < 2:
+        raise InputError(f"{dev.name}: all scores are equal, so no checkpoint can be the best one; use other pairs")
     if dev and test and set(dev.files.values()) & set(test.files.values()):
         logger.warning("the best checkpoint is selected on the pairs that the result is reported on: it is optimistic")
     return (dev if wants_dev else None), test
@@ -259,10 +316,15 @@ def _read_corpus(data: DataArguments, cache_dir: str | None, arguments: SimCSEAr
         )
 
 
-def _check_batches(corpus: Corpus, arguments: SimCSEArguments, loss: LossArguments) -> None:
-    """Every anchor needs negatives, and every process a batch."""
-    batch = arguments.per_device_train_batch_size
-    if _negatives_per_anchor(arguments, loss, len(corpus.report.columns)) < 1:
+def _check_batches(corpus: Corpus, arguments: SimCSEArguments, loss: LossArguments) -> int:
+    """Every anchor needs negatives, and every process a batch; return the negatives of an anchor in a full batch."""
+    batch, known = arguments.per_device_train_batch_size, isinstance(corpus.dataset, Dataset)
+    if len(corpus.dataset.take(2) if known else list(corpus.dataset.take(2))) < 2:
+        name = corpus.report.files[0].name
+        raise InputError(f"{name}: 1 sentence is not enough, it has no negatives; give at least 2")
+    rows = batch * (arguments.world_size if loss.gather_across_devices else 1)
+    candidates = max(len(corpus.report.columns) - 1, 1)
+    if rows * candidates < 2:
         raise InputError(
             "--per_device_train_batch_size 1 leaves no negatives, and gradient accumulation adds none; use 32 or more"
         )
@@ -271,17 +333,17 @@ def _check_batches(corpus: Corpus, arguments: SimCSEArguments, loss: LossArgumen
             "--gradient_accumulation_steps adds no negatives: each anchor still sees those of its own batch of %d",
             batch,
         )
-    if not isinstance(corpus.dataset, Dataset):
-        return
-    rows, needed = len(corpus.dataset), batch * arguments.world_size
-    if rows < 2:
-        raise InputError(
-            f"{corpus.report.files[0].name}: 1 sentence is not enough, it has no negatives; give at least 2"
-        )
-    if rows < needed and (arguments.dataloader_drop_last or arguments.world_size > 1):
-        raise InputError(f"{rows} sentences are fewer than one batch of {needed}; lower --per_device_train_batch_size")
-    if rows < batch:
-        logger.warning("only %d sentences for a batch of %d: every step sees them all", rows, batch)
+    if known:
+        needed = batch * arguments.world_size
+        if len(corpus.dataset) < needed and (arguments.dataloader_drop_last or arguments.world_size > 1):
+            raise InputError(
+                f"{len(corpus.dataset)} sentences are fewer than one batch of {needed}; "
+                "lower --per_device_train_batch_size"
+            )
+        if len(corpus.dataset) < batch:
+            logger.warning("only %d sentences for a batch of %d: every step sees them all", len(corpus.dataset), batch)
+        rows = min(rows, len(corpus.dataset))
+    return rows * candidates - 1
 
 
 def _loss_options(arguments: LossArguments) -> dict[str, Any]:
@@ -330,13 +392,19 @@ def _first_texts(dataset: Any) -> list[str]:
 
 def _token_report(encoder: SentenceTransformer, texts: list[str], max_length: int) -> dict[str, int]:
     """Count, among the first texts, those that are cut and those whose token ids repeat after the cut."""
-    features = encoder.preprocess(texts, max_length=max_length)
-    uncut = encoder.preprocess(texts)["attention_mask"].sum(1)
-    keys = text_keys(features)
-    repeated = [count for count in Counter(keys.tolist()).values() if count > 1] if keys is not None else []
+    counts: Counter[int] = Counter()
+    truncated = 0
+    for start in range(0, len(texts), 256):
+        batch = texts[start : start + 256]
+        # One token more than is kept tells which are cut, without padding thousands of texts to the longest.
+        features = encoder.preprocess(batch, max_length=max_length + 1)
+        truncated += int((features["attention_mask"].sum(1) > max_length).sum())
+        keys = text_keys(encoder.preprocess(batch, max_length=max_length))
+        counts.update([] if keys is None else keys.tolist())
+    repeated = [count for count in counts.values() if count > 1]
     report = {
         "texts": len(texts),
-        "truncated": int((uncut > max_length).sum()),
+        "truncated": truncated,
         "with_equal_ids": sum(repeated),
         "redundant": sum(repeated) - len(repeated),
     }
@@ -346,12 +414,6 @@ def _token_report(encoder: SentenceTransformer, texts: list[str], max_length: in
         report["texts"], report["truncated"], max_length, report["with_equal_ids"], report["redundant"],
     )  # fmt: skip
     return report
-
-
-def _negatives_per_anchor(arguments: SimCSEArguments, loss: LossArguments, columns: int) -> int:
-    """Negatives of an anchor in a full batch: the in-batch candidates of every further column, less the positive."""
-    rows = arguments.per_device_train_batch_size * (arguments.world_size if loss.gather_across_devices else 1)
-    return rows * max(columns - 1, 1) - 1
 
 
 def _build_loss(
@@ -364,12 +426,79 @@ def _build_loss(
     return cached(encoder, mini_batch_size=loss.mini_batch_size, **host, **options)
 
 
+def _build_trainer(
+    encoder: SimCSEEncoder, corpus: Corpus, dev: GradedPairs | None, arguments: SimCSEArguments, loss: nn.Module
+) -> SimCSETrainer:
+    callbacks: list[Any] = [EvaluateLastStep()]
+    if arguments.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold))
+    try:
+        trainer = SimCSETrainer(
+            model=encoder,
+            args=arguments,
+            train_dataset=corpus.dataset,
+            loss=loss,
+            evaluator=STSEvaluator(dev, _dev_name(dev), arguments.eval_batch_size) if dev else None,
+            callbacks=callbacks,
+        )
+    except (ValueError, ImportError, RuntimeError, OSError) as error:
+        # What the host finds out only now: an unknown tracker, a missing package, a hub that cannot be reached.
+        raise InputError(" ".join(str(error).split())) from error
+    if arguments.disable_tqdm:
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(LogCallback())
+    return trainer
+
+
+def _run(trainer: SimCSETrainer, checkpoint: Path | None) -> None:
+    """Train, or go on from a checkpoint, and leave the encoder that is to be saved in the trainer."""
+    if checkpoint is None:
+        trainer.save_metrics("train", trainer.train().metrics)
+    else:
+        logger.info("resuming from %s", checkpoint.name)
+        trainer.args.eval_on_start = False
+        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        if state.global_step < _planned_steps(trainer):
+            trainer.save_metrics("train", trainer.train(resume_from_checkpoint=str(checkpoint)).metrics)
+        else:
+            # Stopped after its last step, perhaps before it was saved: another step would make it another run.
+            logger.info("%s is the end of the run: nothing is left to train", checkpoint.name)
+            trainer.state = state
+            best = checkpoint.parent / Path(state.best_model_checkpoint or checkpoint.name).name
+            trainer._load_from_checkpoint(str(best if trainer.args.load_best_model_at_end else checkpoint))
+    if trainer.state.best_model_checkpoint is not None:
+        trainer.state.best_model_checkpoint = Path(trainer.state.best_model_checkpoint).name
+    if not all(torch.isfinite(weight).all() for weight in trainer.model.parameters()):
+        raise InputError("the training diverged: weights are not finite, and are not saved; lower --learning_rate")
+
+
+def _planned_steps(trainer: SimCSETrainer) -> float:
+    """Steps of the whole run, as the host counts them."""
+    arguments = trainer.args
+    if arguments.max_steps > 0:
+        return arguments.max_steps
+    steps_of_epoch = math.ceil(len(trainer.get_train_dataloader()) / arguments.gradient_accumulation_steps)
+    return math.ceil(arguments.num_train_epochs * max(steps_of_epoch, 1))
+
+
 # ---- after the last step ----
 
 
 def _spearman(model: SentenceTransformer, pairs: GradedPairs, arguments: SimCSEArguments) -> float | None:
-    score = STSEvaluator(pairs, "test", arguments.eval_batch_size)(model)["test_spearman_cosine"]
-    return None if math.isnan(score) else score
+    """The score alone: an evaluator would write it into the model card."""
+    results = evaluate_model(model, [pairs], batch_size=arguments.eval_batch_size, bootstrap=0)
+    return results.tasks[0].correlations["all"].spearman
+
+
+def _load_saved(output_dir: Path, model: ModelArguments, arguments: SimCSEArguments) -> SentenceTransformer:
+    """Load the saved folder as anyone would, with the options that this backbone needs."""
+    options = {"dtype": model.torch_dtype, "attn_implementation": model.attn_implementation}
+    return SentenceTransformer(
+        str(output_dir),
+        device=str(arguments.device),
+        trust_remote_code=model.trust_remote_code,
+        model_kwargs={name: value for name, value in options.items() if value is not None},
+    )
 
 
 def _dev_scores(trainer: SimCSETrainer) -> dict[int, float]:
@@ -380,10 +509,9 @@ def _dev_scores(trainer: SimCSETrainer) -> dict[int, float]:
 
 
 def _check_saved(
-    result: TrainingResult, dev: GradedPairs | None, test: GradedPairs | None, arguments: SimCSEArguments
-) -> TrainingResult:
-    """Load the saved folder as anyone would and hold it against the score it was saved for."""
-    saved = SentenceTransformer(str(arguments.output_dir), device=str(arguments.device))
+    saved: SentenceTransformer, result: TrainingResult, dev: GradedPairs | None, arguments: SimCSEArguments
+) -> None:
+    """Hold the saved encoder against the score that it was saved for (sentence-transformers issue 3344)."""
     claimed = result.dev_best if arguments.load_best_model_at_end else result.dev_last
     if dev and claimed is not None:
         evaluator = STSEvaluator(dev, _dev_name(dev), arguments.eval_batch_size)
@@ -392,7 +520,6 @@ def _check_saved(
             raise RuntimeError(
                 f"the saved encoder scores {found:.4f} on {dev.name}, not the {claimed:.4f} of its training"
             )
-    return replace(result, test_after=_spearman(saved, test, arguments)) if test else result
 
 
 def _warn_of_decline(result: TrainingResult) -> None:
