@@ -15,21 +15,37 @@ _LIBRARIES = ("torch", "transformers", "sentence-transformers", "datasets", "acc
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path in the folder of `path` and move it to `path` when the block ends without an error."""
+    """Yield a temporary path that becomes `path` when the block ends without an error.
+
+    A link stays a link, and its target is replaced. What exists and is no file, such as a pipe or a device, is yielded
+    itself: it can be written into but not replaced.
+
+    Raises:
+        OSError: It cannot be written; ``filename`` is `path`.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    target = Path(os.path.realpath(path))
+    temporary = None
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}-", suffix=target.suffix, dir=target.parent)
+        os.close(handle)
+        temporary = Path(name)
         yield temporary
         # mkstemp makes private files; an output has the permissions that any new file of this person has.
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
