@@ -7,7 +7,7 @@ python="${PYTHON:-python3}"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "error: Python 3.10 or newer is needed; name one with PYTHON=/path/to/python3" >&2; exit 2; }
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
-    # Without an NVIDIA GPU the CUDA build would only cost gigabytes; a pinned version picks the build that is offered for this machine.
+    # One version that is known to work; name another build with TORCH='torch==...'.
     echo "installing torch ..." >&2
     .venv/bin/python -m pip install --quiet --disable-pip-version-check "${TORCH:-torch==2.13.0}"
 fi
