@@ -1,10 +1,13 @@
 """The ``simcse-weince`` command: parse, call, print."""
 
 import argparse
+import errno
+import io
 import json
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -65,6 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands[arguments[0]](arguments[1:])
     except InputError as error:
         sys.stderr.write(f"simcse-weince: error: {error}\n")
+        return 2
+    except OSError as error:  # a full disk, a folder of somebody else: nothing that a traceback would explain
+        place = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"simcse-weince: error: {place}{error.strerror or error}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("simcse-weince: interrupted\n")
@@ -162,8 +169,10 @@ def encode(arguments: Sequence[str]) -> None:
         normalize_embeddings=options.normalize,
         show_progress_bar=sys.stderr.isatty(),
     )
-    with replacing(options.output) as temporary, temporary.open("wb") as stream:
-        np.save(stream, np.asarray(vectors, dtype=np.float32), allow_pickle=False)
+    array = io.BytesIO()  # a pipe takes bytes, but no array: NumPy asks a file for its position
+    np.save(array, np.asarray(vectors, dtype=np.float32), allow_pickle=False)
+    with replacing(options.output) as temporary:
+        temporary.write_bytes(array.getbuffer())
     sys.stdout.write(f"{vectors.shape[0]} embeddings of width {vectors.shape[1]} in {options.output}\n")
 
 
@@ -171,10 +180,19 @@ def _check_output(output: str | None) -> None:
     """Find out before the work, not after it, that its result cannot be written."""
     if output is None:
         return
-    folder = Path(output).parent
-    existing = next(place for place in (folder, *folder.resolve().parents) if place.exists())
-    if Path(output).is_dir() or not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise InputError(f"{output}: --output cannot be written there; name a file in a folder of yours")
+    path = Path(output)
+    folder = Path(os.path.realpath(path)).parent
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not path.exists() or path.is_file():
+            tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(
+            f"{output}: --output cannot be written there ({reason}); name a file in a folder of yours"
+        ) from None
 
 
 def _add_encoder_options(parser: argparse.ArgumentParser) -> None:

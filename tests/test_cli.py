@@ -1,7 +1,11 @@
 """``simcse-weince evaluate`` and ``encode``: what they print and write, and how they refuse."""
 
+import errno
+import io
 import json
+import os
 import socket
+import threading
 
 import numpy as np
 import pytest
@@ -94,6 +98,28 @@ def test_encode_keeps_every_line(place, tiny_bert, capfd):
 def test_what_cannot_be_used_is_one_sentence(place, tiny_bert, capfd, monkeypatch, words, message):
     monkeypatch.chdir(place)
     assert message in refused(capfd, *(word.format(bert=tiny_bert, place=place) for word in words))
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(place, tiny_bert, capfd, monkeypatch):
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    message = refused(capfd, "encode", tiny_bert, place / "text.txt", "--output", place / "new" / "a.npy",
+                      "--cache_dir", place / "cache")  # fmt: skip
+    assert message.endswith(f"{place / 'new' / 'a.npy'}: No space left on device")
+    assert not list((place / "new").iterdir())
+
+
+def test_encode_writes_into_a_pipe(place, tiny_bert):
+    os.mkfifo(place / "pipe")
+    received = []
+    reader = threading.Thread(target=lambda: received.append((place / "pipe").read_bytes()), daemon=True)
+    reader.start()
+    words = ["encode", tiny_bert, str(place / "text.txt"), "--output", str(place / "pipe")]
+    assert main([*words, "--cache_dir", str(place / "cache")]) == 0
+    reader.join(timeout=10)
+    assert np.load(io.BytesIO(received[0]), allow_pickle=False).shape == (3, 32)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["evaluate", "--help"], ["encode", "--help"]])
