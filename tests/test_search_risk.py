@@ -113,12 +113,14 @@ def test_bias_curve_covers_the_exact_bias_and_constants(draw: tuple) -> None:
 
 def test_a_temperature_too_cold_for_float64_is_named() -> None:
     pos, neg = np.ones(20), -np.ones((20, 9))
-    with pytest.raises(ValueError, match="temperature above 0.003"):
+    with pytest.raises(ValueError, match="temperature above 0.0034"):
         bias_curve(pos, neg, [1], tau=0.002)
-    with pytest.raises(ValueError, match="temperature above 0.003"):
+    with pytest.raises(ValueError, match="temperature above 0.0034"):
         recommend_k(pos, neg, 0.01, tau=0.002)
     assert search_cross_entropy(pos, neg, tau=0.002).value == pytest.approx(-1000)
     assert bias_curve(pos, neg, [1], tau=0.01).bias[0] == pytest.approx(200 - math.log(2))
+    assert math.log(recommend_k(pos, neg, 0.01, tau=0.01).k_safe_upper) == pytest.approx(200 + math.log(100), abs=6)
+    assert recommend_k(-pos, neg, 0.01, tau=0.002).k_worst_case is None
 
 
 def test_pairing_makes_the_bias_far_more_exact_than_the_risk(draw: tuple) -> None:

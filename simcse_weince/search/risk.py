@@ -52,6 +52,7 @@ from simcse_weince.search.kernels import (
 
 COMPLETE_LIMIT = 10**11  # multiply-adds of the complete U-statistic, a few minutes
 K_LIMIT = 2**24
+RANGE_LIMIT = math.exp(600)  # numbers of negatives stay within float64 for any tolerance one may ask
 
 
 @dataclass(frozen=True)
@@ -219,8 +220,8 @@ def _jackknife(whole: Tensor, parts: Tensor, shared_pool: bool) -> tuple[Tensor,
 def _density(sums: PoolSums) -> Tensor:
     """Density of the search kernel at the positives (n, P)."""
     density = (sums.positive - sums.whole[0][:, None]).exp()
-    if not bool(density.isfinite().all()):
-        raise ValueError("the search density at a positive exceeds e^709: use a temperature above 0.003")
+    if float(density.max()) > RANGE_LIMIT:
+        raise ValueError("the search density at a positive exceeds e^600: use a temperature above 0.0034")
     return density
 
 
@@ -379,7 +380,7 @@ def recommend_k(
     """How many negatives keep ``|risk - offset - CE|`` below ``tol`` nats.
 
     With one positive per item in the batch, batch size is ``k + 1``; with two views of N images k is ``2 N - 2``.
-    ``level`` is that of ``k_plug``; unbounded scores have no worst case.
+    ``level`` is that of ``k_plug``; unbounded scores, or logits that range over more than 600, have no worst case.
     """
     pairs, link, tol = Pairs(pos, neg, unbounded), as_link(tau, link), positive_number(tol, "tol")
     warn_heavy_tail(pairs, link)
@@ -389,7 +390,7 @@ def recommend_k(
     mean = float(density.mean())
 
     def below(k: int) -> bool:
-        return float(torch.log1p((density - gain) / (k + gain)).mean()) <= tol
+        return float(torch.log1p((density - gain) / float(k + gain)).mean()) <= tol
 
     safe = _smallest(below, max(1, math.ceil((mean - gain) / tol)))
     top = min(K_LIMIT, 8 * max(safe, math.ceil(float(chi2.mean()) / tol), 16))
@@ -401,9 +402,9 @@ def recommend_k(
     first = int(outside[-1]) + 1 if len(outside) else 0
     plug = int(grid[first]) if first < len(grid) else None
     asymptotic = max(1, math.ceil(abs(constant) / tol))
-    worst = None if unbounded else _worst_case(link, tol, offset)
+    worst = None if unbounded or link.range > math.log(RANGE_LIMIT) else _worst_case(link, tol, offset)
     start = f"for no k up to {top}" if plug is None else f"from k = {plug} on"
-    end = "Unbounded scores have no worst case." if worst is None else f"No data can need more than {worst:.3g}."
+    end = "No worst case is known." if worst is None else f"No data can need more than {worst:.3g}."
     note = (
         f"The estimated bias and its error stay within {tol:g} nats {start}. The 1/k law alone, which begins near k = "
         f"{curve.asymptotic_from:.0f}, gives {asymptotic}. From {safe} on the risk exceeds its limit by no more. {end}"
