@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -375,6 +376,9 @@ def test_unusable_models_are_refused_in_one_sentence(tiny_bert: str, tmp_path: P
     shape = write_tiny_bert(tmp_path / "shape")
     config = json.loads((Path(shape) / "config.json").read_text())
     (Path(shape) / "config.json").write_text(json.dumps({**config, "vocab_size": 7}))
+    half = tmp_path / "half"  # its modules.json names folders that are not there
+    build_encoder(tiny_bert, pooler_type="avg", device="cpu").save(str(half))
+    shutil.rmtree(half / "1_Pooling")
     for name, options, words in [
         (str(empty), {}, "no config.json"),
         (str(tmp_path / "absent"), {}, "absent"),
@@ -384,10 +388,32 @@ def test_unusable_models_are_refused_in_one_sentence(tiny_bert: str, tmp_path: P
         (tiny_bert, {"torch_dtype": "nn"}, "--torch_dtype nn"),
         (tiny_bert, {"attn_implementation": "flash_attention_2"}, "cannot be loaded"),
         (tiny_bert, {"attn_implementation": "fastest"}, "cannot be loaded"),
+        (str(half), {}, "cannot be loaded"),
+        (tiny_bert, {"device": "meta:x"}, "--device meta:x cannot be used"),
+        (tiny_bert, {"device": "cuda:99"}, "--device cuda:99 cannot be used"),
     ]:
         with pytest.raises(InputError, match=words) as caught:
-            build_encoder(name, device="cpu", **options)
+            build_encoder(name, **{"device": "cpu", **options})
         assert "\n" not in str(caught.value)
+
+
+def test_model_without_its_tokenizer_is_refused(tiny_bert: str, tmp_path: Path):
+    bare = tmp_path / "bare"
+    shutil.copytree(tiny_bert, bare, ignore=shutil.ignore_patterns("tokenizer*", "vocab*"))
+    with pytest.raises(InputError, match="--tokenizer_name"):
+        build_encoder(str(bare), pooler_type="avg", device="cpu")
+    named = build_encoder(str(bare), pooler_type="avg", tokenizer_name=tiny_bert, device="cpu")
+    np.testing.assert_array_equal(
+        named.encode(SENTENCES), build_encoder(tiny_bert, pooler_type="avg", device="cpu").encode(SENTENCES)
+    )
+
+
+def test_encoder_that_gives_nan_is_refused_at_the_start(tiny_bert: str):
+    encoder = build_encoder(tiny_bert, pooler_type="avg", device="cpu")
+    with torch.no_grad():
+        encoder[0].model.embeddings.LayerNorm.weight[0] = float("nan")
+    with pytest.raises(InputError, match="not finite"):
+        check_dropout(encoder, SENTENCES)
 
 
 def test_pretrained_encoder_keeps_its_values(minilm: str):

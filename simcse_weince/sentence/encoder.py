@@ -1,6 +1,7 @@
 """The sentence encoder: any Hugging Face backbone, SimCSE's poolings, and the head that exists in training only."""
 
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Module, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WeightedLayerPooling
@@ -151,8 +151,9 @@ def build_encoder(
         "model_kwargs": {key: value for key, value in weights.items() if value is not None},
         "config_kwargs": _dropout_options(config, dropout),
     }
-    stored = is_sentence_transformer_model(model_name_or_path, cache_folder=cache_dir, revision=model_revision)
+    _check_device(device)
     try:
+        stored = is_sentence_transformer_model(model_name_or_path, cache_folder=cache_dir, revision=model_revision)
         if pooler_type is None and stored:
             encoder = SimCSEEncoder(model_name_or_path, device=device, **options)
             if tokenizer_name is not None:
@@ -172,7 +173,7 @@ def build_encoder(
             )
             pooling = _pooling_modules(transformer, pooler_type or "cls_before_pooler", mlp_only_train)
             encoder = SimCSEEncoder(modules=[transformer, *pooling], device=device, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # a damaged folder makes the host libraries stumble in every way there is
         raise InputError(f"{model_name_or_path}: the model cannot be loaded ({_first_line(error)})") from error
     if dropout is not None:
         for module in encoder.modules():
@@ -189,11 +190,18 @@ def read_model_config(model_name_or_path: str, **hub_options: Any) -> Pretrained
         raise InputError(f"{model_name_or_path}: no config.json in this folder, so it is not a model; name its folder")
     try:
         return AutoConfig.from_pretrained(model_name_or_path, **hub_options)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise InputError(
             f"{model_name_or_path}: no model can be read there ({_first_line(error)}); "
             "give an existing folder or a Hugging Face id that this machine can reach"
         ) from error
+
+
+def _check_device(device: str | None) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch that was built without this backend
+        raise InputError(f"--device {device} cannot be used ({_first_line(error)}); leave it out or say cpu") from None
 
 
 def position_limit(config: PretrainedConfig) -> int | None:
@@ -212,6 +220,12 @@ def _fit_tokenizer(encoder: SimCSEEncoder, config: PretrainedConfig) -> None:
     limits = [limit for limit in (encoder.max_seq_length, position_limit(config)) if limit]
     encoder.max_seq_length = min(limits, default=None)
     tokenizer = encoder.tokenizer
+    # Without its files transformers makes a tokenizer that knows the special tokens alone.
+    if 2 * len(tokenizer) < (getattr(config, "vocab_size", None) or 0):
+        raise InputError(
+            f"the tokenizer knows {len(tokenizer)} tokens and the model {config.vocab_size}, so the tokenizer's files "
+            "are missing or another model's; name the right ones with --tokenizer_name"
+        )
     if tokenizer.padding_side == "left" and getattr(config, "rope_parameters", None) is None:
         logger.warning("padding on the right instead of the left, which would shift the positions of shorter texts")
         tokenizer.padding_side = "right"
@@ -312,9 +326,14 @@ def check_dropout(encoder: SentenceTransformer, sentences: list[str], max_length
 
     Raises:
         InputError: Dropout is off, so that every positive would sit on the endpoint and nothing would be learnt
-            (sentence-transformers issues 1139 and 2634; ModernBERT and most decoders ship with dropout 0).
+            (sentence-transformers issues 1139 and 2634; ModernBERT and most decoders ship with dropout 0). Or the
+            encoder gives NaN or infinity.
     """
     cosine = view_cosine(encoder, sentences, max_length)
+    if not math.isfinite(cosine):
+        raise InputError(
+            "this encoder gives values that are not finite; its weights are damaged or their type too narrow"
+        )
     if cosine > _SAME_VIEW_COSINE:
         raise InputError(
             "dropout is off in this encoder, so the two views of a sentence are identical and nothing would be learnt; "
