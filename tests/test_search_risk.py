@@ -214,6 +214,11 @@ def test_section56_links_are_compared_on_held_out_anchors() -> None:
     json.dumps(found.to_dict())
 
 
+def test_section56_links_that_a_pool_cannot_tell_apart_say_so() -> None:
+    found = compare_links(np.full(40, 0.9), MODEL.sample(40, 30, 0)[1].clip(max=0.8), [SoftmaxLink(0.1)])
+    assert found.params[0]["tau"] == pytest.approx(1e-3) and "outscore this pool" in found.warnings[0]
+
+
 def test_gap_curve_is_zero_within_error_for_the_same_law() -> None:
     train, test = (MODEL.sample(300, 200, seed) for seed in (0, 1))
     gap = gap_curve(train, test, [1, 16], tau=0.2)

@@ -52,6 +52,7 @@ from simcse_weince.search.kernels import (
 
 COMPLETE_LIMIT = 10**11  # multiply-adds of the complete U-statistic, a few minutes
 K_LIMIT = 2**24
+STEEPEST = 1e3  # largest inverse temperature or exponent that a link is fitted with
 RANGE_LIMIT = math.exp(600)  # numbers of negatives stay within float64 for any tolerance one may ask
 
 
@@ -537,7 +538,7 @@ def _calibrated(pairs: Pairs, link: Link) -> Link:
                 slope[index] += float((expected - ends[index].logit(pos).mean(1)).sum())
         return value / pairs.n, slope / pairs.n
 
-    limits = [(1e-6, 1e4) if used else (0, 0) for used in start]
+    limits = [(1e-3, STEEPEST) if used else (0, 0) for used in start]
     s, t = map(float, minimize(objective, start, jac=True, method="L-BFGS-B", bounds=limits).x)
     if isinstance(link, SoftmaxLink):
         return SoftmaxLink(1 / s)
@@ -579,9 +580,12 @@ def compare_links(
         differences.append(float(rows.mean()))
         errors.append(math.sqrt(float(sampling_variance(rows)) + hubs))
         steep = link.theta_t > 0 and link.theta_t >= alpha / 2
-        remarks.append(f"exponent {link.theta_t:.3g} >= half the tail index {alpha:.3g}" if steep else "")
+        remark = f"exponent {link.theta_t:.3g} >= half the tail index {alpha:.3g}: the 1/k law fails" if steep else ""
         if steep:
-            warnings.warn(f"{link}: {remarks[-1]}, the 1/k law fails", HeavyTailWarning, stacklevel=2)
+            warnings.warn(f"{link}: {remark}", HeavyTailWarning, stacklevel=2)
+        if max(link.theta_s, link.theta_t) > 0.999 * STEEPEST:
+            remark = "fitted to the end of its range: the positives outscore this pool, which cannot tell a best link"
+        remarks.append(remark)
     return LinkComparison(
         link=[type(link).__name__ for link in chosen],
         params=[dict(vars(link)) for link in chosen],
