@@ -189,6 +189,13 @@ def test_head_trains_and_is_absent_elsewhere(tiny_bert: str, tmp_path: Path):
         head.save(str(tmp_path / "head"))
 
 
+def test_model_card_names_the_saved_class_and_the_base_without_its_place(tiny_bert: str, tmp_path: Path):
+    build_encoder(tiny_bert, pooler_type="cls", device="cpu").save(str(tmp_path / "saved"))
+    card = (tmp_path / "saved" / "README.md").read_text(encoding="utf-8")
+    assert "# SentenceTransformer based on tiny_bert" in card and "\nSentenceTransformer(\n" in card
+    assert "SimCSEEncoder" not in card and str(tmp_path) not in card
+
+
 def test_head_keeps_its_weights_where_a_state_has_none(tiny_bert: str):
     encoder = build_encoder(tiny_bert, mlp_only_train=True, device="cpu")
     head = encoder.train_only_head.linear.weight.clone()

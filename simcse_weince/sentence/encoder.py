@@ -69,6 +69,10 @@ class SimCSEEncoder(SentenceTransformer):
     other weight. The saved folder is an ordinary sentence-transformers model.
     """
 
+    def _get_name(self) -> str:
+        """The name that the model card prints: what is saved is an ordinary SentenceTransformer."""
+        return SentenceTransformer.__name__
+
     @property
     def train_only_head(self) -> TrainOnlyHead | None:
         """The head, or None for an encoder without one."""
@@ -181,6 +185,12 @@ def build_encoder(
                 module.p = dropout
     _settle_layers(encoder)
     _fit_tokenizer(encoder, config)
+    # The name alone of a local folder: a card tells nothing about this machine, and links to the hub only.
+    local = Path(model_name_or_path).is_dir()
+    base = Path(model_name_or_path).resolve().name if local else model_name_or_path
+    encoder.model_card_data.model_name = f"{SentenceTransformer.__name__} based on {base}"
+    if not local:
+        encoder.model_card_data.base_model = base
     return encoder
 
 
