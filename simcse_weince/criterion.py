@@ -193,6 +193,7 @@ class InfoNCE(nn.Module):
             raise ValueError(
                 'own_negatives_only needs layout="cross_view": in "both_views" there are no hard negatives'
             )
+        self.most_negatives = 0  # of an anchor of which no candidate is masked, in the last batch
         self._last: dict[str, Tensor] = {}
         self._warned: set[str] = set()
 
@@ -263,6 +264,7 @@ class InfoNCE(nn.Module):
         if self.own_negatives_only:
             own = torch.arange(shape[1], device=first.device) % shard.total == parts[0].positive
             keep = own if keep is None else keep & own
+            return [_denominator(parts, keep, zero_norm_rows, shard)._replace(most_negatives=len(negatives))]
         if self.partition_mode == "joint":
             return [_denominator(parts, keep, zero_norm_rows, shard)]
         keeps = [None] * len(parts) if keep is None else keep.split(widths, dim=1)
@@ -371,6 +373,7 @@ class InfoNCE(nn.Module):
 
     def _weights(self, comparison: Comparison, look: _Look) -> Tensor:
         """Remember the look for :meth:`stats`; derive from it what the losses need of each anchor, (A, any number)."""
+        self.most_negatives = comparison.most_negatives
         self._last = {
             "positive_cosine": look.anchors[:, 0],
             "negative_cosine": look.anchors[:, 1],
@@ -634,7 +637,7 @@ def _denominator(parts: list[_Part], keep: Tensor | None, zero_norm_rows: Tensor
     width, dropped = starts[-1] + len(parts[-1].candidates), None
     if keep is not None or own.shape[1]:
         dropped = ~keep if keep is not None else positive.new_zeros(len(positive), width, dtype=torch.bool)
-        dropped = dropped.scatter(1, positive, False).scatter(1, own, True)
+        dropped.scatter_(1, positive, False).scatter_(1, own, True)
     most_negatives = width - positive.shape[1] - own.shape[1]
     blocks = tuple((part.anchors, part.candidates) for part in parts)
     return Comparison(blocks, positive, dropped, most_negatives, zero_norm_rows, shard)

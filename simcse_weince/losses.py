@@ -130,20 +130,22 @@ class InfoNCELoss(nn.Module):
         shard = Shard((len(embeddings[0]),))
         if self.gather_across_devices:
             shard = Shard.of(len(embeddings[0]), embeddings[0].device, len(embeddings), keys is not None)
-        if torch.is_grad_enabled() and not self._trained:
-            self._check_negatives(shard.total * (len(embeddings) - 1) - 1)
         keep = None if keys is None else _keep_mask(keys, self.criterion, shard)
-        return self.criterion(*embeddings, keep=keep, shard=shard)
+        loss = self.criterion(*embeddings, keep=keep, shard=shard)
+        if torch.is_grad_enabled() and not self._trained:
+            self._check_negatives()
+        return loss
 
-    def _check_negatives(self, negatives: int) -> None:
+    def _check_negatives(self) -> None:
         """A batch of one has loss 0 for ever, which looks like convergence (sentence-transformers issue 3242)."""
-        if not negatives:
+        if not self.criterion.most_negatives:
             raise ValueError(
-                "a batch of 1 leaves no negatives and the loss is 0; raise per_device_train_batch_size, or set "
-                "gather_across_devices=True to compare with the rows of the other processes"
+                "a batch of 1 leaves no negatives and the loss is 0; raise per_device_train_batch_size, set "
+                "gather_across_devices=True to compare with the rows of the other processes, or, for "
+                "own_negatives_only, give columns of hard negatives"
             )
         self._trained = True
-        logger.info("each anchor is compared with its positive and %d other candidates", negatives)
+        logger.info("negatives per anchor: %d", self.criterion.most_negatives)
 
     def stats(self) -> dict[str, float]:
         """Means over the anchors of the last batch, for logging; the only place that waits for the device."""
@@ -338,12 +340,14 @@ def _keep_mask(keys: Tensor, criterion: InfoNCE, shard: Shard) -> Tensor:
         anchors, positives = keys[:2] if side == "query" else keys[:2].flip(0)
         queries, docs = everyones[0], everyones[1:].flatten()
         candidates, partners = (docs, queries) if others == "doc" else (queries, everyones[1])
-        copies = (candidates == anchors[:, None]) | (candidates == positives[:, None])
+        copies = candidates == anchors[:, None]
+        copies |= candidates == positives[:, None]
         # The positive of a copy of the anchor is a positive of the anchor.
         copies[:, : len(partners)] |= partners == anchors[:, None]
-        return ~copies
+        return copies.logical_not_()
 
     if criterion.layout == "both_views":
         rows = (("query_to_query", "query_to_doc"), ("doc_to_query", "doc_to_doc"))
         return torch.cat([torch.cat([keep(direction) for direction in row], dim=1) for row in rows])
-    return torch.cat([keep(direction) for direction in criterion.directions], dim=1)
+    masks = [keep(direction) for direction in criterion.directions]
+    return masks[0] if len(masks) == 1 else torch.cat(masks, dim=1)

@@ -372,6 +372,7 @@ class TestDirections:
         expected = reference.weince(table, 0.05, min_tail_size=4)
         losses = torch.tensor(expected.losses, dtype=torch.float64)
         torch.testing.assert_close(criterion(first, second, *hard), losses)
+        assert criterion.stats()["masked_candidates"] == 0 and criterion.most_negatives == 12
         keep = torch.ones(20, 260, dtype=torch.bool)
         keep[3] = False
         assert criterion(first, second, *hard, keep=keep)[3] == 0

@@ -208,6 +208,21 @@ def test_half_precision_weights_and_surrounding_autocast(loss_class: type[InfoNC
     assert values[1:] == pytest.approx([values[0]] * 2, rel=0.02)
 
 
+@pytest.mark.parametrize("columns", [1, 2])
+def test_dd08_training_on_batches_of_one_is_refused(columns: int, still_encoder: SimCSEEncoder):
+    loss = InfoNCELoss(still_encoder)
+    one = preprocess(still_encoder, *[["a dog"], ["a cat"]][:columns])
+    with torch.no_grad():
+        assert loss(one) == 0
+    with pytest.raises(ValueError, match="per_device_train_batch_size"):
+        loss(one)
+    with pytest.raises(ValueError, match="own_negatives_only"):
+        InfoNCELoss(still_encoder, own_negatives_only=True)(preprocess(still_encoder, SENTENCES, POSITIVES))
+    assert loss(preprocess(still_encoder, SENTENCES)) > 0
+    # A last batch may be of one.
+    assert loss(one) == 0
+
+
 def test_wrong_options_name_their_argument(still_encoder: SimCSEEncoder):
     with pytest.raises(ValueError, match="temperature"):
         WeinceLoss(still_encoder, temperature=0)

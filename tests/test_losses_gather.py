@@ -102,21 +102,18 @@ def test_dd04_negatives_are_those_of_all_ranks():
     _, _, stats = texts(0, WeinceLoss, embeddings, [ids.tolist()], {})
     for value in (answer[2] for answer in run_distributed(2, texts, WeinceLoss, embeddings, halves, {})):
         assert value == pytest.approx(stats, rel=1e-4, abs=1e-5)
-    assert (
-        run_distributed(2, negatives_said, halves) == [["each anchor is compared with its positive and 63 other"]] * 2
-    )
+    assert run_distributed(2, negatives_said, halves) == [["negatives per anchor: 63"]] * 2
 
 
 def negatives_said(rank, ids):
     messages = []
     handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage().removesuffix(" candidates"))
+    handler.emit = lambda record: messages.append(record.getMessage())
     logger = logging.getLogger("simcse_weince.losses")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        for _ in range(2):
-            texts(rank, InfoNCELoss, torch.randn(128, 8), ids, {})
+        texts(rank, InfoNCELoss, torch.randn(128, 8), ids, {})
     finally:
         logger.removeHandler(handler)
-    return messages[:1]
+    return messages
