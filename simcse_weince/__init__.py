@@ -17,6 +17,8 @@ _PUBLIC = {
     "SimCSETrainer": "simcse_weince.sentence.trainer",
     "SimCSEArguments": "simcse_weince.sentence.arguments",
     "STSEvaluator": "simcse_weince.sentence.sts",
+    "risk_curve": "simcse_weince.search",
+    "recommend_k": "simcse_weince.search",
 }
 
 __all__ = [*_PUBLIC, "__version__"]
