@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from simcse_weince.errors import InputError
-from simcse_weince.sentence.pairs import TASKS, concatenate, load_sts, read_pairs
+from simcse_weince.sentence.pairs import TASKS, concatenate, load_sts, read_pair_files, read_pairs
 
 
 def write(path, text, encoding="utf-8"):
@@ -265,3 +265,18 @@ def test_sets_of_the_hub(monkeypatch, caplog, task, split, rows, repository, hub
         assert pairs.split == "all" and pairs.note.startswith("SICK-R of mteb/sickr-sts, 9,927 pairs of all splits")
     else:
         assert pairs.split == split and not pairs.note
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    paths = [tmp_path / "x" / "a" / "dev.tsv", tmp_path / "x" / "b" / "dev.tsv", tmp_path / "y" / "a" / "dev.tsv"]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_text(f"sentence1\tsentence2\tscore\n{path.parent.name}\tred\t1\n")
+    assert read_pair_files(paths[:1]).name == "dev.tsv"
+    two, three = read_pair_files(paths[:2]), read_pair_files(paths)
+    assert list(two.files) == [name for name, _ in two.parts] == ["a/dev.tsv", "b/dev.tsv"]
+    assert list(three.files) == ["x/a/dev.tsv", "x/b/dev.tsv", "y/a/dev.tsv"] and len(three) == 3
+    (tmp_path / "link.tsv").symlink_to(paths[0])
+    for twice in (paths[0], tmp_path / "link.tsv", tmp_path / "x" / "b" / ".." / "a" / "dev.tsv"):
+        with pytest.raises(InputError, match="named twice"):
+            read_pair_files([*paths, twice])

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -132,6 +133,33 @@ def read_pairs(
                 logger.warning("%s: read with delimiter ';' and decimal sign '%s'", source.name, decimal)
     rows = read_rows(source, encoding)
     return _collect(source, rows, {source.name: checksum(source)}, columns, decimal or ".", skip_bad)
+
+
+def read_pair_files(paths: Sequence[str | os.PathLike[str]], **options: Any) -> GradedPairs:
+    """Read one file with `read_pairs`, or join several; files of one name are told apart by their folders.
+
+    Args:
+        paths: The files.
+        options: Of `read_pairs`, for every file.
+
+    Raises:
+        InputError: A file is named twice or cannot be used.
+    """
+    real = [Path(os.path.realpath(path)) for path in paths]
+    for index, path in enumerate(real):
+        if path in real[:index]:
+            raise InputError(f"{paths[index]}: this file is named twice; name every file once")
+    depths = range(1, max(len(path.parts) for path in real) + 1)
+    names = next(names for depth in depths if len(set(names := _ends(real, depth))) == len(names))
+    sets = [
+        replace(pairs, name=name, files={name: pairs.sha256})
+        for name, pairs in zip(names, (read_pairs(path, **options) for path in paths), strict=True)
+    ]
+    return concatenate("pairs", sets) if len(sets) > 1 else sets[0]
+
+
+def _ends(paths: Sequence[Path], depth: int) -> list[str]:
+    return ["/".join(path.parts[-depth:]) for path in paths]
 
 
 def load_sts(
