@@ -123,6 +123,23 @@ def test_bootstrap_equals_resampling_with_scipy():
     assert found != bootstrap_intervals(gold, predicted, resamples=120, seed=8)
 
 
+def test_too_few_pairs_have_no_interval(encoder):
+    for pairs, has_one in ((9, False), (10, True)):
+        values = np.arange(pairs, dtype=np.float64)
+        assert (bootstrap_intervals(values, values)["spearman"] is not None) == has_one
+    few = graded()
+    few = GradedPairs("few.tsv", few.first[:9], few.second[:9], few.scores[:9], few.files)
+    table = format_table(evaluate_model(encoder, [few]))
+    assert "too few pairs for an interval" in table and "[" not in table.split("few.tsv, all")[1]
+    assert "too few" not in format_table(evaluate_model(encoder, [graded()]))
+
+
+def test_only_what_is_shown_is_explained(encoder):
+    low = graded(np.linspace(0, 3, 11))
+    table = format_table(evaluate_model(encoder, [low], bootstrap=0))
+    assert "alignment" not in table and "uniformity: log" in table and "Wang and Isola" in table
+
+
 def test_bootstrap_interval_covers_the_truth():
     """Of 95 % intervals for a known correlation about 95 % hold it."""
     generator = np.random.default_rng(2)

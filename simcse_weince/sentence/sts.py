@@ -28,9 +28,12 @@ PROTOCOLS = {
 DEFINITIONS = (
     "alignment: mean of |f(x) - f(y)|^2 over the pairs scored above 4 of 5; 0 is best",
     "uniformity: log of the mean of exp(-2 |f(x) - f(y)|^2) over all pairs of distinct sentences; lower is better",
-    "both on unit vectors (Wang and Isola, 2020), over the evaluated split; SimCSE's plots (footnote 3) take such "
+    "on unit vectors (Wang and Isola, 2020), over the evaluated split; SimCSE's plots (footnote 3) take such "
     "pairs and sentences from the whole of STS-B",
 )
+
+# Resamples of fewer pairs repeat so few values that an interval can shrink to one point.
+FEWEST_PAIRS = 10
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,9 @@ def bootstrap_intervals(
         seed: Seed of an own generator; the global ones are not touched.
 
     Returns:
-        Bounds under "spearman" and "pearson", None where undefined.
+        Bounds under "spearman" and "pearson", None where undefined and for fewer pairs than ``FEWEST_PAIRS``.
     """
-    if not resamples or spearman_pearson(gold, predicted).reason:
+    if not resamples or len(gold) < FEWEST_PAIRS or spearman_pearson(gold, predicted).reason:
         return {"spearman": None, "pearson": None}
     generator = np.random.default_rng(seed)
     codes = [np.unique(values, return_inverse=True)[1] for values in (gold, predicted)]
@@ -416,8 +419,8 @@ def format_table(results: Results, protocol: str = "all") -> str:
     lines.append(f"Spearman of cosines x 100; protocol {protocol}: {PROTOCOLS[protocol]}; in brackets: 95 % bootstrap")
     for result in results.tasks:
         lines += _describe(result, protocol)
-    if any(result.uniformity is not None for result in results.tasks):
-        lines += DEFINITIONS
+    shown = [any(getattr(result, name) is not None for result in results.tasks) for name in ("alignment", "uniformity")]
+    lines += [line for line, there in zip(DEFINITIONS, (*shown, any(shown)), strict=True) if there]
     return "\n".join(lines)
 
 
@@ -435,6 +438,7 @@ def _describe(result: TaskResult, protocol: str) -> list[str]:
             bounds = result.intervals[kind] if protocol == "all" else None
             figures.append(f"{kind.title()} {_percent(value)}")
             figures[-1] += f" [{_percent(bounds[0])}, {_percent(bounds[1])}]" if bounds else ""
+        figures += ["too few pairs for an interval"] if result.pairs < FEWEST_PAIRS else []
     if result.parts:
         others = [name for name in PROTOCOLS if name != protocol]
         figures += [f"{name} {_percent(result.correlations[name].spearman)}" for name in others]
