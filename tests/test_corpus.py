@@ -104,6 +104,12 @@ def test_df09_utf16_without_a_mark_is_no_text(tmp_path, read):
 
 
 def test_df09_utf16_named_but_without_a_mark_is_refused(tmp_path, read):
+    with pytest.raises(InputError, match="this is UTF-16; add"):
+        read(write(tmp_path / "a.txt", "alpha one\n".encode("utf-16")))
+    for content, line in ((b"alpha\nbe\0ta\n", 2), (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", 3)):
+        for encoding in ("utf-8", "latin-1"):
+            with pytest.raises(InputError, match=f"line {line}: a byte 0, so this is not a text file"):
+                read(write(tmp_path / "a.txt", content), encoding=encoding)
     path = write(tmp_path / "a.txt", "alpha one\n".encode("utf-16-le"))
     with pytest.raises(InputError, match=r"a\.txt: .*--encoding utf-16-le"):
         read(path, encoding="utf-16")
@@ -441,3 +447,27 @@ def test_a_hub_data_set_passes_the_same_cleaning(read, monkeypatch, streaming):
     if not streaming:
         assert corpus.report.files[0].first == {"empty": [2]}
         assert corpus.report.summary() == "read 3 rows, kept 2, dropped 1 empty"
+
+
+def test_an_endless_line_is_cut_and_counted(read, tmp_path):
+    path = write(tmp_path / "a.txt", "a" * 99_999 + " " + "b" * 50_000 + "\nshort\n" + "c" * 100_000 + "\n")
+    for corpus in (read(path), read(path)):  # read, then from the cache
+        assert [len(text) for text in texts(corpus)] == [99_999, 5, 100_000]
+        assert corpus.report.files[0].cut == 1
+        assert corpus.report.summary() == "read 3 lines, kept 3, cut 1 at 100,000 characters"
+    assert [len(text) for text in texts(read(path, max_characters=None))] == [150_000, 5, 100_000]
+    streamed = read(path, max_characters=4, streaming=True)
+    assert [row["text"] for row in streamed.dataset] == ["aaaa", "shor", "cccc"]
+    with pytest.raises(ValueError, match="max_characters"):
+        read(path, max_characters=0)
+
+
+def test_one_column_asks_which_and_reads_no_other(read, tmp_path):
+    rows = [{"sent0": f"text {i}", "sent1": None, "n": i} for i in range(2)]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match="several columns hold text; name one with --text_column: 'sent0', 'sent1'"):
+        read(path, one_column=True)
+    assert texts(read(path, one_column=True, text_columns="sent0")) == ["text 0", "text 1"]
+    with pytest.raises(InputError) as caught:
+        read(path, text_columns="n", keep_blank=True)
+    assert "not text" in str(caught.value) and "--skip_bad" not in str(caught.value)

@@ -27,7 +27,7 @@ from simcse_weince.sentence.rows import INVISIBLE, Refused, Source, checksum, fi
 
 logger = logging.getLogger(__name__)
 
-_READER_VERSION = 1  # part of every cache key: raise it whenever the same bytes and options give other rows
+_READER_VERSION = 2  # part of every cache key: raise it whenever the same bytes and options give other rows
 _BATCH_ROWS = 10_000
 _LISTED = 10
 
@@ -55,6 +55,9 @@ class CorpusOptions:
         encoding: Of text files. A UTF-8 byte order mark is never part of the text.
         dedupe: Drop rows that equal an earlier one after cleaning (some 100 bytes of memory for each distinct row).
         keep_blank: Keep empty texts.
+        one_column: Refuse a table of which several columns would be read.
+        max_characters: Cut longer texts, None for none: an endless line would be tokenized whole, minutes for each
+            10 MB, to keep its first tokens. The default is far more than a position table of 8,192 tokens holds.
         skip_bad: Drop and count bad rows instead of refusing the file.
         max_samples: Keep the first so many rows and read no further.
         streaming: Read while training, split between workers by file. Bad rows are then found only when reached,
@@ -69,6 +72,8 @@ class CorpusOptions:
     encoding: str = "utf-8"
     dedupe: bool = False
     keep_blank: bool = False
+    one_column: bool = False
+    max_characters: int | None = 100_000
     skip_bad: bool = False
     max_samples: int | None = None
     streaming: bool = False
@@ -79,8 +84,9 @@ class CorpusOptions:
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense, and bring the others into one form."""
-        if self.max_samples is not None and self.max_samples < 1:
-            raise ValueError(f"max_samples must be at least 1, not {self.max_samples}")
+        for name in ("max_samples", "max_characters"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
         if self.streaming and self.dedupe:
             raise ValueError("dedupe needs streaming=False: duplicates are found by looking at all rows")
         columns = [self.text_columns] if isinstance(self.text_columns, str) else self.text_columns
@@ -88,7 +94,7 @@ class CorpusOptions:
 
     def cleaning(self) -> dict[str, Any]:
         """Return the options that decide which rows are kept, as JSON types."""
-        names = ("text_columns", "encoding", "dedupe", "keep_blank", "skip_bad", "max_samples")
+        names = ("text_columns", "encoding", "dedupe", "keep_blank", "max_characters", "skip_bad", "max_samples")
         return {name: getattr(self, name) for name in names}
 
 
@@ -106,6 +112,7 @@ class FileReport:
         dropped: Units left out, by rule: "empty", "bad", "duplicate" and the rules of a dump.
         first: By rule the first ten numbers, as `read_rows` gives them.
         pages: Pages of a dump, by kind.
+        cut: Kept rows of which a text was cut to `max_characters`.
     """
 
     name: str
@@ -118,6 +125,7 @@ class FileReport:
     dropped: dict[str, int] = field(default_factory=dict)
     first: dict[str, list[int]] = field(default_factory=dict)
     pages: dict[str, int] = field(default_factory=dict)
+    cut: int = 0
 
     def drop(self, rule: str, number: int) -> None:
         """Count one row left out."""
@@ -178,6 +186,8 @@ class CorpusReport:
         if self.dropped:
             rules = {"bad": "skipped as bad", "duplicate": "duplicates"}
             line += ", dropped " + ", ".join(f"{n} {rules.get(rule, rule)}" for rule, n in self.dropped.items())
+        if cut := sum(file.cut for file in self.files):
+            line += f", cut {cut} at {self.options['max_characters']:,} characters"
         if self.duplicates:
             line += f"; {self.duplicates} of the kept repeat an earlier one ({self.duplicates / self.kept:.2%})"
         return line
@@ -282,10 +292,12 @@ def _pick_columns(source: Source, options: CorpusOptions) -> Source:
                 logger.warning(
                     "%s: %s is taken for the name of the only column, not for a sentence", source.name, listed
                 )
-        elif named and all(set(names) <= set(named[0]) for names in named):
-            wanted = tuple(named[0])
-        else:
+        elif not named or not all(set(names) <= set(named[0]) for names in named):
             raise InputError(f"{source.name}: which column holds the text? Name it with --text_column: {listed}")
+        elif options.one_column and len(named[0]) > 1:
+            raise InputError(f"{source.name}: several columns hold text; name one with --text_column: {listed}")
+        else:
+            wanted = tuple(named[0])
     if unknown := [name for name in wanted if name not in header]:
         raise InputError(f"{source.name}: no column {unknown[0]!r}; choose with --text_column among {listed}")
     return replace(source, columns=wanted)
@@ -336,15 +348,18 @@ def _kept(sources: Sequence[Source], options: CorpusOptions, reports: list[FileR
                         break
                 continue
             report.kept += 1
+            if options.max_characters and max(map(len, texts)) > options.max_characters:
+                report.cut += 1
+                texts = tuple(text[: options.max_characters].rstrip(INVISIBLE) for text in texts)
             total += 1
             yield texts
             if total == options.max_samples:
                 break
         if bad:
             more = ", and maybe more" if len(bad) == _LISTED else ""
-            raise InputError(
-                f"{source.name}: not usable: {', '.join(bad)}{more}; correct this or drop such rows with --skip_bad"
-            )
+            # With blank lines kept, row i of the result is row i of the file, and none can be dropped.
+            remedy = "correct this" if options.keep_blank else "correct this or drop such rows with --skip_bad"
+            raise InputError(f"{source.name}: not usable: {', '.join(bad)}{more}; {remedy}")
         if total == options.max_samples:
             return
 

@@ -174,8 +174,15 @@ def read_lines(source: Source, encoding: str = "utf-8") -> Iterator[str]:
     number = 0
     with open_source(source) as stream:
         start = stream.peek(4096)
-        if encoding == "utf-8-sig" and (start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start):
-            raise InputError(f"{source.name}: line 1: this is not UTF-8; if it is UTF-16, add --encoding utf-16")
+        wide = encoding.startswith(("utf-16", "utf-32"))
+        if not wide and start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise InputError(f"{source.name}: line 1: this is UTF-16; add --encoding utf-16")
+        if not wide and b"\0" in start:
+            line = 1 + start[: start.index(b"\0")].count(b"\n")
+            raise InputError(
+                f"{source.name}: line {line}: a byte 0, so this is not a text file, or it is UTF-16 without a mark; "
+                "for that add --encoding utf-16-le"
+            )
         text = io.TextIOWrapper(stream, encoding, newline="\n")
         try:
             for line in text:
