@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import simcse_weince
 from simcse_weince.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ _OVERVIEW = """usage: simcse-weince COMMAND [options]
   evaluate  score an encoder on STS-Benchmark, the SimCSE suite, or your own graded pairs
   encode    turn a file of sentences into an array of embeddings
 
-simcse-weince COMMAND --help lists the options of a command."""
+simcse-weince COMMAND --help lists the options of a command; simcse-weince --version prints the version."""
+
+# Options of evaluate that say how --pairs are read.
+_PAIR_OPTIONS = ("pair_columns", "delimiter", "decimal", "encoding", "skip_bad")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -54,10 +58,20 @@ def _at_least(smallest: int) -> Callable[[str], int]:
     return number
 
 
+def _separator(text: str) -> str:
+    character = text.replace("\\t", "\t")  # what a shell makes of '\t'
+    if len(character) != 1 or character in '"\r\n':
+        raise argparse.ArgumentTypeError(f"{text!r} is not one character that can stand between cells")
+    return character
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, or 2 for input that cannot be used."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     commands = {"train": train, "evaluate": evaluate, "encode": encode}
+    if arguments[:1] == ["--version"]:
+        sys.stdout.write(f"simcse-weince {simcse_weince.__version__}\n")
+        return 0
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(_OVERVIEW + "\n")
         return 0 if arguments else 2
@@ -97,37 +111,42 @@ def evaluate(arguments: Sequence[str]) -> None:
     parser = _Parser(prog="simcse-weince evaluate", description="Score an encoder on graded sentence pairs.")
     parser.add_argument("model", metavar="MODEL", help="folder or Hugging Face id of the encoder")
     parser.add_argument("--tasks", default=None, help="stsb, sts12 ... sts16, sickr, comma separated, or sts for all")
-    parser.add_argument("--split", default="test", choices=["train", "dev", "test"], help="split of stsb")
+    parser.add_argument("--split", choices=["train", "dev", "test"], help="split of stsb; default: test")
     parser.add_argument("--data_dir", help="local folder with the STS data; default: the hub")
-    parser.add_argument("--pairs", nargs="+", metavar="FILE", help="own graded pairs (.csv .tsv .jsonl) instead")
+    parser.add_argument(
+        "--pairs", nargs="+", metavar="FILE", help="own graded pairs (.csv .tsv .txt .jsonl .parquet, also .gz)"
+    )
     parser.add_argument("--pair_columns", nargs=3, metavar=("SENTENCE1", "SENTENCE2", "SCORE"))
-    parser.add_argument("--delimiter", help="field separator of --pairs; default: by file")
+    parser.add_argument("--delimiter", type=_separator, help="field separator of --pairs; default: by file")
     parser.add_argument("--decimal", choices=[".", ","], help="decimal sign of the scores in --pairs")
-    parser.add_argument("--encoding", default="utf-8", help="encoding of --pairs")
+    parser.add_argument("--encoding", help="encoding of --pairs; default: utf-8")
     parser.add_argument("--skip_bad", action="store_true", help="leave out and count unusable rows of --pairs")
     parser.add_argument("--protocol", default="all", choices=["all", "mean", "wmean"], help="over parts of a set")
     parser.add_argument(
         "--bootstrap", type=_at_least(0), default=1000, help="resamples of the 95 %% intervals; 0: none"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the resamples")
+    parser.add_argument("--seed", type=_at_least(0), default=0, help="seed of the resamples")
     parser.add_argument("--output", metavar="FILE.json", help="write every figure with its provenance")
     _add_encoder_options(parser)
     options = parser.parse(arguments)
+    other = ("tasks", "split", "data_dir") if options.pairs else _PAIR_OPTIONS
+    for name in other:
+        if getattr(options, name):
+            relation = "does not go with" if options.pairs else "goes only with"
+            raise InputError(f"--{name} {relation} --pairs; leave one of them out")
     _check_output(options.output)
 
-    from simcse_weince.sentence.pairs import concatenate, read_pairs
+    from simcse_weince.sentence.pairs import read_pair_files
     from simcse_weince.sentence.sts import evaluate_model, format_table, load_suite, parse_tasks
 
     if options.pairs:
         sets = [
-            read_pairs(file, columns=options.pair_columns, delimiter=options.delimiter, decimal=options.decimal,
-                       encoding=options.encoding, skip_bad=options.skip_bad)
-            for file in options.pairs
+            read_pair_files(options.pairs, columns=options.pair_columns, delimiter=options.delimiter,
+                            decimal=options.decimal, encoding=options.encoding or "utf-8", skip_bad=options.skip_bad)
         ]  # fmt: skip
-        sets = [concatenate("pairs", sets)] if len(sets) > 1 else sets
     else:
         tasks = parse_tasks(options.tasks) if options.tasks else None
-        sets = load_suite(tasks, options.split, options.data_dir, options.cache_dir)
+        sets = load_suite(tasks, options.split or "test", options.data_dir, options.cache_dir)
     model = _load_encoder(options)
     results = evaluate_model(model, sets, batch_size=options.batch_size, bootstrap=options.bootstrap, seed=options.seed)
     sys.stdout.write(format_table(results, options.protocol) + "\n")
@@ -160,7 +179,7 @@ def encode(arguments: Sequence[str]) -> None:
 
     # Blank lines are kept: row i of the array is line i of the file.
     corpus = read_corpus(options.input, text_columns=options.text_column, encoding=options.encoding, keep_blank=True,
-                         cache_dir=options.cache_dir)  # fmt: skip
+                         one_column=True, max_characters=None, cache_dir=options.cache_dir)  # fmt: skip
     model = _load_encoder(options)
     column = corpus.dataset.column_names[0]
     vectors = model.encode(
@@ -169,6 +188,11 @@ def encode(arguments: Sequence[str]) -> None:
         normalize_embeddings=options.normalize,
         show_progress_bar=sys.stderr.isatty(),
     )
+    if not (finite := np.isfinite(vectors).all(axis=1)).all():
+        raise InputError(
+            f"{options.input}: sentence {1 + int(np.argmin(finite))}: its embedding is not finite; nothing was "
+            "written; the model's weights are damaged or --torch_dtype is too narrow"
+        )
     array = io.BytesIO()  # a pipe takes bytes, but no array: NumPy asks a file for its position
     np.save(array, np.asarray(vectors, dtype=np.float32), allow_pickle=False)
     with replacing(options.output) as temporary:
@@ -230,7 +254,8 @@ def _training_summary(result: "TrainingResult", output_dir: str) -> str:
             f"{result.dev_name}: {points(result.dev_before)} before, {points(result.dev_best)} at the best step "
             f"({result.best_step}), {points(result.dev_last)} at the last"
         )
-    lines.append("Spearman correlation x 100 of cosines with the graded pairs")
+    if result.test_name or result.dev_name:
+        lines.append("Spearman correlation x 100 of cosines with the graded pairs")
     return "\n".join(lines)
 
 

@@ -3,17 +3,27 @@
 import errno
 import io
 import json
+import logging
 import os
 import socket
 import threading
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
+import simcse_weince
 from simcse_weince.cli import main
 
 PAIRS = "sentence1\tsentence2\tscore\na red door\ta red house\t3\nthe cat\tthe dog\t1\nrain falls\tit rains\t5\n"
+
+
+@pytest.fixture(autouse=True)
+def _level_as_before():
+    level = logging.getLogger("simcse_weince").level
+    yield
+    logging.getLogger("simcse_weince").setLevel(level)
 
 
 @pytest.fixture
@@ -45,6 +55,16 @@ def test_evaluate_prints_and_writes(place, tiny_bert, capfd):
 def test_options_may_have_hyphens(place, tiny_bert):
     words = ["evaluate", tiny_bert, "--pairs", str(place / "pairs.tsv"), "--batch-size", "2", "--pooler-type=avg"]
     assert main(words) == 0
+
+
+def test_version(capfd):
+    assert main(["--version"]) == 0
+    assert capfd.readouterr().out == f"simcse-weince {simcse_weince.__version__}\n"
+
+
+def test_delimiter_may_be_written_as_an_escape(place, tiny_bert):
+    (place / "pairs.csv").write_text(PAIRS)
+    assert main(["evaluate", tiny_bert, "--pairs", str(place / "pairs.csv"), "--delimiter", "\\t"]) == 0
 
 
 def test_ev03_files_of_two_scales(place, tiny_bert, case_inputs, capfd, caplog):
@@ -87,6 +107,13 @@ def test_encode_keeps_every_line(place, tiny_bert, capfd):
         (["evaluate", "{bert}", "--data_dir", "nowhere"], "nowhere"),
         (["evaluate", "{bert}", "--bootstrap", "-1"], "--bootstrap"),
         (["evaluate", "{bert}", "--batch_size", "0"], "--batch_size"),
+        (["evaluate", "{bert}", "--seed", "-5"], "--seed: -5 is less than 0"),
+        (["evaluate", "{bert}", "--pairs", "pairs.tsv", "--delimiter", "abc"], "--delimiter: 'abc' is not one"),
+        (["evaluate", "{bert}", "--pairs", "pairs.tsv", "--tasks", "stsb"], "--tasks does not go with --pairs"),
+        (["evaluate", "{bert}", "--pairs", "pairs.tsv", "--split", "dev"], "--split does not go with --pairs"),
+        (["evaluate", "{bert}", "--pairs", "pairs.tsv", "--data_dir", "."], "--data_dir does not go with --pairs"),
+        (["evaluate", "{bert}", "--data_dir", ".", "--skip_bad"], "--skip_bad goes only with --pairs"),
+        (["evaluate", "{bert}", "--pairs", "pairs.tsv", "{place}/pairs.tsv"], "named twice"),
         (["evaluate", "{bert}", "--pairs", "{place}/pairs.tsv", "--output", "{place}"], "--output"),
         (["evaluate", "{place}/missing", "--pairs", "{place}/pairs.tsv"], "missing"),
         (["evaluate", "{place}", "--pairs", "{place}/pairs.tsv"], "no config.json"),
@@ -109,6 +136,20 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(place, tiny_bert, capfd,
                       "--cache_dir", place / "cache")  # fmt: skip
     assert message.endswith(f"{place / 'new' / 'a.npy'}: No space left on device")
     assert not list((place / "new").iterdir())
+
+
+def test_encode_asks_for_the_column_and_writes_no_nan(place, tiny_bert, capfd):
+    (place / "table.tsv").write_text("sent0\tsent1\na red door\t\nrain falls\t\n")
+    words = ["encode", tiny_bert, place / "table.tsv", "--output", place / "a.npy", "--cache_dir", place / "cache"]
+    assert "--text_column: 'sent0', 'sent1'" in refused(capfd, *words)
+    assert main([*map(str, words), "--text_column", "sent0"]) == 0
+    weights = load_file(f"{tiny_bert}/model.safetensors")
+    weights["embeddings.position_embeddings.weight"][4] = float("nan")  # [CLS] and [SEP] alone do not reach it
+    save_file(weights, f"{tiny_bert}/model.safetensors", metadata={"format": "pt"})
+    words[2:5] = [place / "text.txt", "--output", place / "b.npy"]
+    (place / "text.txt").write_text("the dog\n\na red door house\n")
+    assert "text.txt: sentence 3: its embedding is not finite" in refused(capfd, *words, "--batch_size", 1)
+    assert not (place / "b.npy").exists()
 
 
 def test_encode_writes_into_a_pipe(place, tiny_bert):
