@@ -16,7 +16,7 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
-from simcse_weince import InfoNCELoss, ReleasedWeince, SimCSEArguments, SimCSETrainer, STSEvaluator
+from simcse_weince import InfoNCELoss, ReleasedWeince, SimCSEArguments, SimCSETrainer, STSEvaluator, WeinceLoss
 from simcse_weince.cli import main
 from simcse_weince.sentence.arguments import parse_training_arguments
 from simcse_weince.sentence.encoder import build_encoder, view_cosine
@@ -157,6 +157,18 @@ def test_statistics_are_in_the_log(place):
     for name in ("blend", "shape", "evidence", "hardness", "positive_cosine", "negative_cosine", "masked_candidates"):
         assert all(name in entry for entry in entries), name
     assert 0 < entries[0]["blend"] < 1
+
+
+def test_statistics_of_a_wrapped_loss_are_in_the_log(place):
+    from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+
+    encoder = build_encoder(str(place / "encoder"), pooler_type="avg", device="cpu")
+    loss = MatryoshkaLoss(encoder, WeinceLoss(encoder), [32, 16])
+    arguments = SimCSEArguments(str(place / "out"), use_cpu=True, max_steps=1, logging_steps=1, eval_strategy="no",
+                                save_strategy="no", per_device_train_batch_size=16)  # fmt: skip
+    trainer = SimCSETrainer(encoder, arguments, Dataset.from_dict({"text": SENTENCES}), loss=loss)
+    trainer.train()
+    assert 0 < trainer.state.log_history[0]["blend"] < 1
 
 
 def test_evaluation_before_the_first_and_after_the_last_step(place):

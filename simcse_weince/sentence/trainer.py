@@ -88,8 +88,11 @@ class SimCSETrainer(SentenceTransformerTrainer):
                 f"the loss is {logs['loss']} at step {self.state.global_step}: lower --learning_rate, or use another "
                 "precision; the checkpoints before are kept"
             )
-        if "loss" in logs and hasattr(self.loss, "stats"):
-            logs = {**logs, **{name: float(f"{value:.6g}") for name, value in self.loss.stats().items()}}
+        loss = self.loss
+        while not hasattr(loss, "stats") and isinstance(getattr(loss, "loss", None), nn.Module):
+            loss = loss.loss  # inside a wrapper such as MatryoshkaLoss
+        if "loss" in logs and hasattr(loss, "stats"):
+            logs = {**logs, **{name: float(f"{value:.6g}") for name, value in loss.stats().items()}}
         super().log(logs, start_time)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:

@@ -111,7 +111,6 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
         if len(corpus.report.columns) == 1:
             check_dropout(encoder, sample[:16], arguments.max_seq_length)
         tokens = _token_report(encoder, sample, arguments.max_seq_length)
-        logger.info("negatives per anchor: %d", negatives)
         trainer = _build_trainer(encoder, corpus, dev, arguments, _build_loss(encoder, loss_arguments, loss_options))
         main_process = trainer.is_world_process_zero()
         if main_process:
