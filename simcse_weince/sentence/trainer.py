@@ -88,7 +88,7 @@ class SimCSETrainer(SentenceTransformerTrainer):
                 f"the loss is {logs['loss']} at step {self.state.global_step}: lower --learning_rate, or use another "
                 "precision; the checkpoints before are kept"
             )
-        loss = self.loss
+        loss: Any = self.loss
         while not hasattr(loss, "stats") and isinstance(getattr(loss, "loss", None), nn.Module):
             loss = loss.loss  # inside a wrapper such as MatryoshkaLoss
         if "loss" in logs and hasattr(loss, "stats"):
