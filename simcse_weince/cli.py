@@ -222,6 +222,7 @@ def _check_output(output: str | None) -> None:
 def _add_encoder_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pooler_type", choices=["cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last"],
                         help="pooling instead of the one that the model stores")  # fmt: skip
+    parser.add_argument("--tokenizer_name", help="another tokenizer than the model's own")
     parser.add_argument("--batch_size", type=_at_least(1), default=128, help="sentences encoded at a time")
     parser.add_argument("--torch_dtype", help="type of the weights, for example bfloat16; default: as stored")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the first GPU if there is one")
@@ -235,6 +236,7 @@ def _load_encoder(options: argparse.Namespace) -> "SimCSEEncoder":
     return build_encoder(
         options.model,
         pooler_type=options.pooler_type,
+        tokenizer_name=options.tokenizer_name,
         torch_dtype=options.torch_dtype,
         cache_dir=options.cache_dir,
         trust_remote_code=options.trust_remote_code,

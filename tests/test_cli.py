@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import socket
 import threading
 
@@ -55,6 +56,14 @@ def test_evaluate_prints_and_writes(place, tiny_bert, capfd):
 def test_options_may_have_hyphens(place, tiny_bert):
     words = ["evaluate", tiny_bert, "--pairs", str(place / "pairs.tsv"), "--batch-size", "2", "--pooler-type=avg"]
     assert main(words) == 0
+
+
+def test_the_tokenizer_that_a_folder_lacks_can_be_named(place, tiny_bert, capfd):
+    bare = place / "bare"
+    shutil.copytree(tiny_bert, bare, ignore=shutil.ignore_patterns("tokenizer*", "vocab*"))
+    words = ["evaluate", bare, "--pairs", place / "pairs.tsv"]
+    assert "--tokenizer_name" in refused(capfd, *words)
+    assert main([*map(str, words), "--tokenizer_name", tiny_bert]) == 0
 
 
 def test_version(capfd):
