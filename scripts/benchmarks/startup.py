@@ -26,7 +26,7 @@ def measure(train_file: str, cache_dir: str) -> None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
     class FirstStep(Exception):
-        pass
+        """Ends the run where the time ends."""
 
     def stop(*_: object, **__: object) -> None:
         raise FirstStep
