@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from datasets import Dataset
@@ -40,7 +41,6 @@ def moved(model: nn.Module) -> set[str]:
 @every_loss
 @pytest.mark.parametrize("columns", [1, 2])
 def test_lora_trains_the_adapter_alone(loss_class: type, columns: int, folder: str):
-    peft = pytest.importorskip("peft")
     encoder = encoder_of(folder)
     peft.inject_adapter_in_model(peft.LoraConfig(r=4, target_modules=["query"]), encoder[0].auto_model)
     loss = loss_class(encoder.train())

@@ -183,6 +183,12 @@ def test_tr09_float16_weights_are_trained_as_float32(place, caplog):
     assert all(weight.dtype == torch.float32 for weight in weights(place).values())
 
 
+def test_the_saved_encoder_is_loaded_with_the_options_of_its_run(place):
+    """bfloat16 weights and another attention: the score of the saved folder is still that of the training."""
+    result = run(place, "--torch_dtype", "bfloat16", "--attn_implementation", "eager", "--max_steps", "2")
+    assert result.steps == 2 and (place / "out" / "run.json").is_file()
+
+
 def test_infonce_trains_too(place):
     result = run(place, "--loss", "infonce", "--temperature", "0.1")
     assert result.steps == 6 and all("blend" not in entry for entry in history(place))
