@@ -1,0 +1,93 @@
+"""What the commands share: the parser, the options of an encoder, and the check that an output can be written."""
+
+import argparse
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from simcse_weince.errors import InputError
+
+if TYPE_CHECKING:
+    from simcse_weince.sentence.encoder import SimCSEEncoder
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one sentence, and that takes ``--data-dir`` for ``--data_dir``."""
+
+    def __init__(self, **options: Any) -> None:
+        """Create the parser; abbreviated options are refused."""
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Turn argparse's message into an `InputError`."""
+        raise InputError(f"{message.replace('argument --', '--', 1)}; see {self.prog} --help")
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse ``arguments``, in which hyphens may stand for the underscores of option names."""
+
+        def underscored(word: str) -> str:
+            name, equals, value = word.partition("=")
+            return f"--{name[2:].replace('-', '_')}{equals}{value}" if name.startswith("--") else word
+
+        return self.parse_args([underscored(word) for word in arguments])
+
+
+def at_least(smallest: int) -> Callable[[str], int]:
+    """An argparse type: a whole number from ``smallest``."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < smallest:
+            raise argparse.ArgumentTypeError(f"{value} is less than {smallest}")
+        return value
+
+    return number
+
+
+def check_output(output: str | None) -> None:
+    """Find out before the work, not after it, that its result cannot be written."""
+    if output is None:
+        return
+    path = Path(output)
+    folder = Path(os.path.realpath(path)).parent
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not path.exists() or path.is_file():
+            tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(
+            f"{output}: --output cannot be written there ({reason}); name a file in a folder of yours"
+        ) from None
+
+
+def add_encoder_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how a sentence encoder is loaded and run."""
+    parser.add_argument("--pooler_type", choices=["cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last"],
+                        help="pooling instead of the one that the model stores")  # fmt: skip
+    parser.add_argument("--tokenizer_name", help="another tokenizer than the model's own")
+    parser.add_argument("--batch_size", type=at_least(1), default=128, help="sentences encoded at a time")
+    parser.add_argument("--torch_dtype", help="type of the weights, for example bfloat16; default: as stored")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the first GPU if there is one")
+    parser.add_argument("--cache_dir", help="where downloads are kept; default: the Hugging Face cache")
+    parser.add_argument("--trust_remote_code", action="store_true", help="allow model code from the hub to run")
+
+
+def load_encoder(options: argparse.Namespace) -> "SimCSEEncoder":
+    """Load the encoder that ``MODEL`` and the options of :func:`add_encoder_options` name."""
+    from simcse_weince.sentence.encoder import build_encoder
+
+    return build_encoder(
+        options.model,
+        pooler_type=options.pooler_type,
+        tokenizer_name=options.tokenizer_name,
+        torch_dtype=options.torch_dtype,
+        cache_dir=options.cache_dir,
+        trust_remote_code=options.trust_remote_code,
+        device=options.device,
+    )
