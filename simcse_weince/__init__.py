@@ -17,6 +17,8 @@ _PUBLIC = {
     "SimCSETrainer": "simcse_weince.sentence.trainer",
     "SimCSEArguments": "simcse_weince.sentence.arguments",
     "STSEvaluator": "simcse_weince.sentence.sts",
+    "fit_pot": "simcse_weince.extremes.pot",
+    "choose_link": "simcse_weince.extremes.link_choice",
     "risk_curve": "simcse_weince.search",
     "recommend_k": "simcse_weince.search",
 }
