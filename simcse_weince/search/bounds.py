@@ -15,11 +15,22 @@ from simcse_weince.search.kernels import Offset, negatives_count, positive_numbe
 Array = np.ndarray
 
 
-def specht(delta: float) -> float:
-    """``J(delta) = log((e^delta - 1) / delta) - 1 + delta / (e^delta - 1)``: the largest divergence for a logit range.
+def _range(tau: float | None, delta: float | None = None) -> float:
+    """Range of the logits, from exactly one of temperature and range."""
+    if (tau is None) == (delta is None):
+        raise ValueError("give exactly one of tau and delta")
+    return 2 / positive_number(tau, "tau") if delta is None else positive_number(delta, "delta")
 
-    It is about ``delta^2 / 8`` for a small range and ``delta - log delta - 1`` for a large one.
-    """
+
+def _gain(offset: Offset) -> int:
+    """What the offset adds to k, 0 or 1."""
+    if offset not in ("log_k", "log_k1"):
+        raise ValueError(f"offset must be 'log_k' or 'log_k1', not {offset!r}")
+    return int(offset == "log_k1")
+
+
+def specht(delta: float) -> float:
+    """``J(delta) = log((e^delta - 1) / delta) - 1 + delta / (e^delta - 1)``: largest divergence for a logit range."""
     if delta < 1e-2:
         return delta**2 / 8 - delta**4 / 576
     rest = math.exp(-delta)
@@ -28,7 +39,7 @@ def specht(delta: float) -> float:
 
 def kl_bound(tau: float) -> float:
     """Most that ``KL(Q || pi)`` and ``KL(pi || Q)`` can be at temperature ``tau``, ``J(2 / tau)`` in nats; attained."""
-    return specht(2 / positive_number(tau, "tau"))
+    return specht(_range(tau))
 
 
 def chi2_bound(tau: float) -> float:
@@ -49,13 +60,12 @@ def density_bounds(tau: float) -> tuple[float, float]:
 def uniform_quadrature(d: int, slack: float = 0.0, lost: float = 0.0) -> tuple[Array, Array]:
     """Law of ``b = (1 - s) / 2`` for the cosine of two uniform points of the sphere in d dimensions, as a quadrature.
 
-    ``b`` is Beta((d - 1) / 2, (d - 1) / 2); the trapezoid rule in its log-odds converges exponentially.
-
-    ``slack`` is the range of the logits that will be integrated, in nats, and ``lost`` the power of ``1 / b``, below
+    ``b`` is Beta((d - 1) / 2, (d - 1) / 2); the trapezoid rule in its log-odds converges exponentially. ``slack`` is
+    the range of the logits that will be integrated, in nats, and ``lost`` the power of ``1 / b``, below
     ``(d - 1) / 2``. Returns log-odds of ``b`` and log-weights, both (4001,).
     """
-    if isinstance(d, bool) or not isinstance(d, (int, np.integer)) or d < 2:
-        raise ValueError(f"d must be an integer of at least 2, not {d!r}")
+    if negatives_count(d, "d") < 2:
+        raise ValueError("d must be at least 2")
     shape = (d - 1) / 2
     decay = (60 + slack) / (2 * (shape - lost))
     edge = 2 * math.acosh(math.exp(decay)) if decay < 300 else 2 * (decay + math.log(2))
@@ -74,12 +84,6 @@ def capacity_uniform(d: int, tau: float) -> float:
     return 1 / positive_number(tau, "tau") - log_uniform_normaliser(d, 1 / tau)
 
 
-def _range(tau: float | None, delta: float | None) -> float:
-    if (tau is None) == (delta is None):
-        raise ValueError("give exactly one of tau and delta")
-    return 2 / positive_number(tau, "tau") if tau is not None else positive_number(delta, "delta")  # type: ignore[arg-type]
-
-
 def bias_bounds(
     k: int, tau: float | None = None, delta: float | None = None, offset: Offset = "log_k1"
 ) -> tuple[float, float]:
@@ -87,56 +91,42 @@ def bias_bounds(
 
     Give the temperature or, for another link, the range ``delta`` of its logit. The offset is "log_k1" or "log_k".
     """
-    delta, k = _range(tau, delta), negatives_count(k)
+    delta, k, gain = _range(tau, delta), negatives_count(k), _gain(offset)
     log_k = math.log(k)
     # (e^(delta/2) - 1)^2 / (2k) by its logarithm: it overflows at tau = 0.001.
     log_square = 2 * (delta / 2 + math.log1p(-math.exp(-delta / 2))) - math.log(2) - log_k
     low = min(specht(delta), math.exp(min(log_square, 700.0)))
-    if offset == "log_k":
+    if not gain:
         return -low, float(np.logaddexp(0, delta - log_k))
-    if offset != "log_k1":
-        raise ValueError(f"offset must be 'log_k' or 'log_k1', not {offset!r}")
     upper = np.logaddexp(0, delta + math.log1p(-math.exp(-delta)) - math.log(k + 1))
     return -(delta / (k + 1) + low * (k / (k + 1))), float(upper)
 
 
 def bias_bounds_data(
-    r_pos: Array,
-    chi2: Array,
-    k: int,
-    a: "Array | float | None" = None,
-    *,
-    delta: float | None = None,
-    ce: float | None = None,
-    offset: Offset = "log_k1",
-) -> tuple[float, float]:
+    r_pos: Array, chi2: Array, k: int, a: "Array | float | None" = None, *, delta: float | None = None,
+    ce: float | None = None, offset: Offset = "log_k1",
+) -> tuple[float, float]:  # fmt: skip
     """Bounds on ``risk - offset - CE`` from the density at the positive and the chi-square of each anchor, (n,).
 
     ``a`` is the smallest density, one or per anchor (n,), by default ``e^-delta`` for a logit of range ``delta``, and
     ``ce`` the cross-entropy, for the lower bound with "log_k1", by default its largest value ``delta``.
     """
-    k = negatives_count(k)
-    if a is None and delta is None:
-        raise ValueError("give a or delta")
-    log_floor = np.log(a) if a is not None else -positive_number(delta, "delta")  # type: ignore[arg-type]
+    k, gain, most = negatives_count(k), _gain(offset), delta if ce is None else ce
+    if (a is None and delta is None) or (gain and most is None):
+        raise ValueError("give a or delta, and for offset 'log_k1' ce or delta")
+    log_floor = np.log(a) if a is not None else -positive_number(delta, "delta")
     direct = np.exp(np.minimum(np.log(np.maximum(chi2, 1e-300)) - log_floor, 700)) / (2 * k)
     rate = 1 / (1 + chi2)
     rest = np.logaddexp(0, np.log1p(chi2) - math.log(k) - log_floor)
     spread = 2 * np.exp(rate) * chi2 / k + np.exp(-k * rate / 2) * rest
     low = min(float(np.mean(direct)), float(np.mean(spread)))
-    if offset == "log_k":
-        return -low, float(np.log1p(r_pos / k).mean())
-    if offset != "log_k1":
-        raise ValueError(f"offset must be 'log_k' or 'log_k1', not {offset!r}")
-    most = delta if ce is None else ce
-    if most is None:
-        raise ValueError("give ce or delta")
-    return -(most + k * low) / (k + 1), float(np.log1p((r_pos - 1) / (k + 1)).mean())
+    lower = -(most + k * low) / (k + 1) if gain and most is not None else -low
+    return lower, float(np.log1p((r_pos - gain) / (k + gain)).mean())
 
 
 def loss_range(k: int, tau: float) -> float:
     """Largest loss less the smallest, ``log((1 + k e^(2/tau)) / (1 + k e^(-2/tau)))``, between 2/tau and 4/tau."""
-    delta, log_k = _range(tau, None), math.log(negatives_count(k))
+    delta, log_k = _range(tau), math.log(negatives_count(k))
     return float(np.logaddexp(0, log_k + delta) - np.logaddexp(0, log_k - delta))
 
 
@@ -150,25 +140,21 @@ def averaged_sensitivity(
     ``beta`` defaults to ``1 / tau``.
     """
     a = np.asarray(a, dtype=np.float64)
-    delta = _range(tau, None)
+    small = math.exp(-_range(tau))  # numerator and denominator are divided by e^(2/tau)
     if weights is not None:
         return (softmax((1 / tau if beta is None else beta) * np.asarray(weights, np.float64), axis=-1) * a).sum(-1)
     if beta is not None:
         raise ValueError("beta needs weights")
     m = a.shape[-1]
     top = np.cumsum(-np.sort(-a, axis=-1), axis=-1)
-    small = math.exp(-delta)  # numerator and denominator divided by e^(2/tau)
     count = np.arange(1, m + 1)
     return ((top + small * (top[..., -1:] - top)) / (count + small * (m - count))).max(-1)
 
 
 def continuity_bound(
-    emb_a: Array,
-    emb_b: Array,
-    tau: float,
-    kind: Literal["softmax", "tempered", "expectile", "max"] = "softmax",
+    emb_a: Array, emb_b: Array, tau: float, kind: Literal["softmax", "tempered", "expectile", "max"] = "softmax",
     beta: float | None = None,
-) -> float:
+) -> float:  # fmt: skip
     """Bound on the change of one tuple's loss between two embeddings of it.
 
     ``emb_a`` and ``emb_b`` hold unit vectors (k + 2, d) of the same anchor, positive and negatives. "softmax" is the
@@ -213,12 +199,6 @@ def generalization_bound(
     complexity = math.sqrt(2 * math.pi * p / n) * 4 * LB / tau
     variability = span * math.sqrt(math.log(2 / delta) / (2 * n))
     error = max(map(abs, bias_bounds(k, tau))) if bias == "worst" else float(bias)
-    return {
-        "complexity": complexity,
-        "variability": variability,
-        "bias": error,
-        "total": complexity + variability + error,
-        "loss_range": span,
-        "gap_vacuous": complexity + variability >= span,
-        "n_min": 2 * math.pi * p * LB**2,
-    }
+    total, useless = complexity + variability + error, complexity + variability >= span
+    return {"complexity": complexity, "variability": variability, "bias": error, "total": total, "loss_range": span,
+            "gap_vacuous": useless, "n_min": 2 * math.pi * p * LB**2}  # fmt: skip

@@ -42,7 +42,7 @@ class HeavyTailWarning(UserWarning):
     """The shortfall link is so steep for the tail of the similarities that the 1/k law fails."""
 
 
-def positive_number(value: float, name: str, below: float = math.inf) -> float:
+def positive_number(value: Any, name: str, below: float = math.inf) -> float:
     """Return ``value`` if it is a finite number in (0, below), else raise ValueError that names it."""
     if isinstance(value, bool) or not 0 < value < below or not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number in (0, {below:g}), not {value!r}")
@@ -109,14 +109,14 @@ class WeibullLink(Link):
 
 @dataclass(frozen=True)
 class NestedLink(Link):
-    """``theta_s * s - theta_t * log(max(1 - s, eps))``: both links as one family."""
+    """``theta_s * s - theta_t * log(max(1 - s, eps))``: both links as one family; one multiplier may be 0."""
 
     theta_s: float
     theta_t: float
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Check the numbers; one of the multipliers may be 0."""
+        """Check the numbers."""
         positive_number(self.eps, "eps", below=2)
         positive_number(self.theta_s + self.theta_t, "theta_s + theta_t")
         if min(self.theta_s, self.theta_t) < 0:
@@ -124,36 +124,25 @@ class NestedLink(Link):
 
 
 def as_link(tau: float | None = None, link: Link | None = None) -> Link:
-    """The softmax link of ``tau``, or ``link`` itself.
-
-    Raises:
-        ValueError: unless exactly one of the two is given.
-    """
+    """The softmax link of ``tau``, or ``link`` itself; ValueError unless exactly one of the two is given."""
     if (tau is None) == (link is None):
         raise ValueError("give exactly one of tau and link")
     return link if link is not None else SoftmaxLink(tau)  # type: ignore[arg-type]
 
 
 def infonce_loss(
-    pos: Tensor,
-    neg: Tensor,
-    *,
-    tau: float | None = None,
-    link: Link | None = None,
-    positive_in_denominator: bool = True,
-    offset: Offset = "none",
-    reduction: Literal["mean", "none", "sum"] = "mean",
-    mask: Tensor | None = None,
-) -> Tensor:
+    pos: Tensor, neg: Tensor, *, tau: float | None = None, link: Link | None = None,
+    positive_in_denominator: bool = True, offset: Offset = "none",
+    reduction: Literal["mean", "none", "sum"] = "mean", mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """``log(1 + sum_j exp(logit_j - logit_+))``, differentiable, in float32 or the wider type of the input.
 
-    Values are not checked, so that a device is never waited for.
-
     Args:
-        pos: Cosines with the positive (n,), or with P positives (n, P) whose losses are averaged.
+        pos: Cosines with the positive (n,), or with P positives (n, P) whose losses are averaged. Values are not
+            checked, so that a device is never waited for.
         neg: Cosines with the negatives (n, k).
-        tau: Temperature of the softmax link; or give ``link``.
-        link: Any link of this module.
+        tau: Temperature of the softmax link; or give ``link``, any link of this module.
+        link: See ``tau``.
         positive_in_denominator: False for the decoupled loss, whose bias is negative: it is no bound.
         offset: Subtracted per anchor, from its own number of negatives: ``log k`` or ``log(k + 1)``.
         reduction: Over anchors; "none" returns (n,).
@@ -168,7 +157,7 @@ def infonce_loss(
         raise ValueError(f"reduction must be 'mean', 'none' or 'sum', not {reduction!r}")
     dtype = torch.promote_types(torch.promote_types(pos.dtype, neg.dtype), torch.float32)
     positive, negatives = link.logit(pos.to(dtype)), link.logit(neg.to(dtype))
-    shift = torch.full((len(neg),), offset_of(neg.shape[1], offset), dtype=dtype, device=neg.device)
+    shift: Tensor | float = offset_of(neg.shape[1], offset)
     if mask is not None:
         if mask.dtype != torch.bool or mask.shape != neg.shape:
             raise ValueError(f"mask must be boolean of shape {tuple(neg.shape)}")
@@ -176,8 +165,7 @@ def infonce_loss(
         if not bool(count.all()):
             raise ValueError("mask leaves an anchor without a negative")
         negatives = negatives.masked_fill(~mask, -math.inf)
-        if offset != "none":
-            shift = (count + (offset == "log_k1")).to(dtype).log()
+        shift = (count + (offset == "log_k1")).to(dtype).log() if offset != "none" else 0.0
     excess = negatives.logsumexp(1, keepdim=True) - positive.reshape(len(neg), -1)
     rows = torch.logaddexp(excess, torch.zeros_like(excess)) if positive_in_denominator else excess
     rows = rows.mean(1) - shift
@@ -185,11 +173,9 @@ def infonce_loss(
 
 
 class CosineRows:
-    """Cosines of anchors with a pool, computed row by row when read: stands for a ``neg`` too large to hold.
+    """Cosines of ``anchors`` (n, d) with a ``pool`` (N, d), embeddings of any norm, computed block by block when read.
 
-    Args:
-        anchors: Embeddings (n, d), of any norm.
-        pool: Embeddings (N, d) on the same device. A float32 product is exact to about 1e-7 in the cosine.
+    Stands for a ``neg`` too large to hold. A float32 product is exact to about 1e-7 in the cosine.
     """
 
     def __init__(self, anchors: "Tensor | np.ndarray", pool: "Tensor | np.ndarray") -> None:
@@ -199,8 +185,7 @@ class CosineRows:
             raise ValueError(f"anchors {tuple(left.shape)} and pool {tuple(right.shape)} must be (n, d) and (N, d)")
         if not (left.is_floating_point() and right.is_floating_point()):
             raise TypeError("anchors and pool must be floating-point")
-        self.anchors = torch.nn.functional.normalize(left, dim=1)
-        self.pool = torch.nn.functional.normalize(right, dim=1)
+        self.anchors, self.pool = (torch.nn.functional.normalize(side, dim=1) for side in (left, right))
         self.shape = (len(left), len(right))
 
     def __getitem__(self, rows: Any) -> Tensor:
@@ -233,13 +218,7 @@ def to_float64(values: Any, name: str, unbounded: bool) -> Tensor:
 
 
 class Pairs:
-    """Checked similarities, read in blocks of rows as float64.
-
-    Args:
-        pos: Cosines anchor-positive, (n,) or (n, P).
-        neg: Cosines anchor-pool (n, N): array, memory map, tensor or :class:`CosineRows`.
-        unbounded: Accept scores that are not cosines.
-    """
+    """Checked similarities, ``pos`` (n,) or (n, P) and ``neg`` (n, N), read in blocks of rows as float64."""
 
     def __init__(self, pos: Similarities, neg: Similarities, unbounded: bool = False) -> None:
         """Check types and shapes; values are checked when they are read."""
@@ -250,10 +229,9 @@ class Pairs:
             raise ValueError(f"pos must be (n,) or (n, P) and neg (n, N), not {tuple(pos.shape)}, {tuple(neg.shape)}")
         if 0 in (*positives.shape, *neg.shape):
             raise ValueError("pos and neg must not be empty")
-        self.neg, self.unbounded = neg, unbounded
+        self.neg, self.unbounded, self.pool_size = neg, unbounded, int(neg.shape[1])
         self.pos = positives.reshape(len(positives), -1).cpu()
         self.index = np.arange(len(positives))
-        self.pool_size = int(neg.shape[1])
 
     @property
     def n(self) -> int:
@@ -297,25 +275,25 @@ class PoolSums:
     """What one pass over the pool leaves per anchor; any part of the pool can be left out afterwards.
 
     ``first`` and ``second`` are the sums of ``exp(logit - peak)`` and of its square over each pool group, (n, G);
-    ``hubness`` (N,) is the density of ``pi Q`` at each pool item; the rest is per anchor.
+    ``hubness`` (N,) is the density of ``pi Q`` at each pool item; ``mean_logit`` and ``search_logit`` (n,) are means
+    under ``pi`` and ``Q``; ``positive`` (n, P) are logits.
     """
 
     peak: Tensor
     first: Tensor
     second: Tensor
-    hubness: Tensor
     mean_logit: Tensor
     search_logit: Tensor
     positive: Tensor
+    hubness: Tensor
     sizes: Tensor
 
     def keep(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Log-normaliser and chi-square (m, n) from the groups marked 1 in each row of ``groups`` (m, G)."""
-        count = groups @ self.sizes
-        mean = groups @ self.first.T / count[:, None]
-        ratio = (groups @ self.second.T / count[:, None]) / mean**2
-        chi2 = (ratio - 1).clamp(min=0) * (count / (count - 1).clamp(min=1))[:, None]
-        return self.peak + mean.log(), chi2
+        count = (groups @ self.sizes)[:, None]
+        mean = groups @ self.first.T / count
+        ratio = (groups @ self.second.T / count) / mean**2
+        return self.peak + mean.log(), (ratio - 1).clamp(min=0) * (count / (count - 1).clamp(min=1))
 
     @property
     def whole(self) -> tuple[Tensor, Tensor]:
@@ -337,28 +315,28 @@ class PoolSums:
         a, b = self.keep(torch.stack([first, 1 - first]))[0]
         return ((b - a).exp() + a + (a - b).exp() + b) / 2 - 1
 
+    @property
+    def pool_variance(self) -> float:
+        """Variance that a shared pool adds to any mean loss: that of hubness over N (Hajek projection on one item)."""
+        return float(self.hubness.var(correction=0)) / len(self.hubness)
+
 
 def pool_sums(pairs: Pairs, link: Link) -> PoolSums:
     """Pass once over the pool, in blocks of rows."""
-    sizes = group_sizes(pairs.pool_size)
+    sizes, hubness = group_sizes(pairs.pool_size), torch.zeros(pairs.pool_size, dtype=torch.float64)
     columns: list[list[Tensor]] = [[] for _ in range(6)]
-    hubness: Tensor | None = None
     for _, pos, pool in pairs:
         logits = link.logit(pool)
         peak = logits.amax(1)
         weights = (logits - peak[:, None]).exp_()
         first = group_sums(weights, sizes)
         total = first.sum(1)
-        hubs = (pairs.pool_size / pairs.n / total) @ weights
-        hubness = hubs if hubness is None else hubness + hubs
+        hubness += ((pairs.pool_size / pairs.n / total) @ weights).cpu()
         search = torch.linalg.vecdot(weights, logits) / total
         parts = (peak, first, group_sums(weights.square_(), sizes), logits.mean(1), search, link.logit(pos))
         for column, part in zip(columns, parts, strict=True):
             column.append(part.cpu())
-    assert hubness is not None
-    peaks, firsts, seconds, means, searches, positives = (torch.cat(column) for column in columns)
-    counts = torch.tensor(sizes, dtype=torch.float64)
-    return PoolSums(peaks, firsts, seconds, hubness.cpu(), means, searches, positives, counts)
+    return PoolSums(*[*map(torch.cat, columns), hubness, torch.tensor(sizes, dtype=torch.float64)])
 
 
 def laplace_grid(lowest: float, highest: float) -> Tensor:
@@ -389,11 +367,8 @@ def log_transform(transform: Tensor) -> Tensor:
 def expected_log(logs: Tensor, factor: Tensor | None, nodes: Tensor, k: int) -> Tensor:
     """``E log(mean of k draws + extra / k)`` by Frullani, ``log s = int (e^-t - e^-ts) dt/t``.
 
-    Args:
-        logs: Log of the Laplace transform of one draw at ``nodes``, (T, ...).
-        factor: Laplace transform of ``extra`` at ``nodes``, broadcastable to ``logs``; None for no extra.
-        nodes: Grid of ``t / k`` (T,): one grid serves every k.
-        k: Number of draws.
+    ``logs`` (T, ...) is the log of the Laplace transform of one draw at ``nodes`` (T,), a grid of ``t / k`` that serves
+    every k; ``factor``, broadcastable to it, is the transform of ``extra``, None for no extra.
     """
     power = (k * logs).exp_()
     total = power.sum(0) if factor is None else torch.linalg.vecdot(power, factor.expand_as(power), dim=0)
@@ -423,13 +398,17 @@ def shortfall_tail_index(neg: Similarities, *, frac: float = 0.01, min_points: i
     return tail_index(Pairs(np.zeros(neg.shape[0]), neg), frac, negatives_count(min_points, "min_points"))
 
 
-def warn_heavy_tail(pairs: Pairs, link: Link) -> None:
-    """Warn when the exponent of a shortfall link reaches half the tail index of a pool large enough to tell."""
-    if link.theta_t and not pairs.unbounded and pairs.n * pairs.pool_size >= 2000:
-        alpha = tail_index(pairs)[0]
-        if link.theta_t >= alpha / 2:
-            message = f"exponent {link.theta_t:.3g} is at least half the tail index {alpha:.3g}: the 1/k law fails"
-            warnings.warn(message, HeavyTailWarning, stacklevel=3)
+def heavy_tail(pairs: Pairs, *links: Link) -> tuple[float, list[str]]:
+    """Tail index of a pool large enough to tell, else nan; a sentence for each link too steep for it, which warns."""
+    needed = any(link.theta_t for link in links) and not pairs.unbounded and pairs.n * pairs.pool_size >= 2000
+    alpha, remarks = tail_index(pairs)[0] if needed else math.nan, []
+    for link in links:
+        steep = link.theta_t > 0 and link.theta_t >= alpha / 2
+        text = f"exponent {link.theta_t:.3g} is at least half the tail index {alpha:.3g}: the 1/k law fails"
+        remarks.append(text if steep else "")
+        if steep:
+            warnings.warn(text, HeavyTailWarning, stacklevel=3)
+    return alpha, remarks
 
 
 @dataclass(frozen=True)
@@ -453,85 +432,46 @@ def sampling_variance(per_anchor: Tensor) -> Tensor:
     return per_anchor.var(-1) / n if n > 1 else torch.full(per_anchor.shape[:-1], math.nan, dtype=torch.float64)
 
 
-def pool_variance(sums: PoolSums) -> float:
-    """Variance that a shared pool adds to any mean loss: that of hubness over N (Hajek projection on one item)."""
-    return float(sums.hubness.var(correction=0)) / len(sums.hubness)
-
-
 @dataclass(frozen=True)
 class CrossEntropy(Result):
-    """Search cross-entropy relative to the corpus law.
+    """Search cross-entropy relative to the corpus law, interval ``lo`` to ``hi``; arrays are per anchor (n,)."""
 
-    Attributes:
-        value: Estimate, corrected for the pool size, with standard error ``se`` and interval (``lo``, ``hi``).
-        plugin: Uncorrected estimate; it is optimistic: its expectation is below the truth.
-        lower: Same as ``plugin``: the lower end of a bracket that is valid in expectation for every pool size.
-        upper: Cross-fitted upper end of that bracket.
-        log_Z: Log-normaliser per anchor (n,).
-        chi2: Chi-square of the search kernel from the corpus per anchor (n,).
-        r_pos: Density of the search kernel at the positive (n,), averaged over positives.
-        ess_median: Median over anchors of ``N / (1 + chi2 (N - 1) / N)``.
-        hubness_chi2: Chi-square of the average search result from the corpus (nan where the pool is not shared).
-        per_anchor: Corrected cross-entropy per anchor (n,).
-    """
-
-    value: float
+    value: float  # corrected for the pool size
     se: float
     lo: float
     hi: float
-    plugin: float
-    lower: float
-    upper: float
-    log_Z: np.ndarray = field(repr=False)
-    chi2: np.ndarray = field(repr=False)
-    r_pos: np.ndarray = field(repr=False)
-    ess_median: float
-    hubness_chi2: float
+    plugin: float  # uncorrected and optimistic: its expectation is below the truth
+    lower: float  # the plug-in: lower end of a bracket that is valid in expectation for every pool size
+    upper: float  # cross-fitted upper end of that bracket
+    log_Z: np.ndarray = field(repr=False)  # log-normaliser
+    chi2: np.ndarray = field(repr=False)  # of the search kernel from the corpus
+    r_pos: np.ndarray = field(repr=False)  # density of the search kernel at the positive, averaged over positives
+    ess_median: float  # median over anchors of N / (1 + chi2 (N - 1) / N)
+    hubness_chi2: float  # of the average search result from the corpus; nan where the pool is not shared
     per_anchor: np.ndarray = field(repr=False)
 
 
 def cross_entropy_from(sums: PoolSums, shared_pool: bool, level: float) -> CrossEntropy:
     """The cross-entropy that one pass over the pool amounts to; warns when the pool is too small."""
-    size, z = len(sums.hubness), normal_quantile(level)
-    log_z, chi2 = sums.whole
+    size, z, (log_z, chi2) = len(sums.hubness), normal_quantile(level), sums.whole
     positive = sums.positive.mean(1)
     rows = log_z + chi2 / (2 * size) - positive
     ess = float(np.median(size / (1 + chi2 * (size - 1) / size)))
     if ess < 30:
-        message = (
-            f"median effective sample size {ess:.1f} of a pool of {size}: too small for this link, CE is optimistic"
-        )
-        warnings.warn(message, SmallPoolWarning, stacklevel=3)
-    value = float(rows.mean())
-    se = math.sqrt(float(sampling_variance(rows)) + (pool_variance(sums) if shared_pool else 0))
-    plugin = float((log_z - positive).mean())
-    return CrossEntropy(
-        value=value,
-        se=se,
-        lo=value - z * se,
-        hi=value + z * se,
-        plugin=plugin,
-        lower=plugin,
-        upper=float((sums.crossfit - positive).mean()),
-        log_Z=log_z.numpy(),
-        chi2=chi2.numpy(),
-        r_pos=(sums.positive - log_z[:, None]).exp().mean(1).numpy(),
-        ess_median=ess,
-        hubness_chi2=float(sums.hubness.var(correction=0)) if shared_pool else math.nan,
-        per_anchor=rows.numpy(),
-    )
+        text = f"median effective sample size {ess:.1f} of a pool of {size}: too small for this link, CE is optimistic"
+        warnings.warn(text, SmallPoolWarning, stacklevel=3)
+    value, plugin, upper = (float(v.mean()) for v in (rows, log_z - positive, sums.crossfit - positive))
+    se = math.sqrt(float(sampling_variance(rows)) + (sums.pool_variance if shared_pool else 0))
+    density = (sums.positive - log_z[:, None]).exp().mean(1)
+    hubs = sums.pool_variance * size if shared_pool else math.nan
+    return CrossEntropy(value, se, value - z * se, value + z * se, plugin, plugin, upper,
+                        log_z.numpy(), chi2.numpy(), density.numpy(), ess, hubs, rows.numpy())  # fmt: skip
 
 
 def search_cross_entropy(
-    pos: Similarities,
-    neg: Similarities,
-    *,
-    tau: float | None = None,
-    link: Link | None = None,
-    shared_pool: bool = True,
-    level: float = 0.95,
-    unbounded: bool = False,
-) -> CrossEntropy:
+    pos: Similarities, neg: Similarities, *, tau: float | None = None, link: Link | None = None,
+    shared_pool: bool = True, level: float = 0.95, unbounded: bool = False,
+) -> CrossEntropy:  # fmt: skip
     """Cross-entropy of the positives under similarity search, in nats relative to the corpus; lower is better.
 
     It is at least ``-KL(M || pi)``, minus the information between anchor and positive.
@@ -550,7 +490,7 @@ def search_cross_entropy(
         ValueError: for bad shapes, values that are not finite or not cosines. TypeError: for integers.
     """
     pairs, link = Pairs(pos, neg, unbounded), as_link(tau, link)
-    warn_heavy_tail(pairs, link)
+    heavy_tail(pairs, link)
     return cross_entropy_from(pool_sums(pairs, link), shared_pool, level)
 
 
@@ -566,21 +506,13 @@ class RelevanceCE(Result):
 
 
 def relevance_cross_entropy(
-    sim: Similarities,
-    rel: "np.ndarray | Tensor | Sequence[Sequence[float]]",
-    *,
-    tau: float | None = None,
-    link: Link | None = None,
-    unbounded: bool = False,
-) -> RelevanceCE:
+    sim: Similarities, rel: "np.ndarray | Tensor | Sequence[Sequence[float]]", *,
+    tau: float | None = None, link: Link | None = None, unbounded: bool = False,
+) -> RelevanceCE:  # fmt: skip
     """Cross-entropy between graded relevance and search over the same N documents.
 
-    Args:
-        sim: Cosines (n, N).
-        rel: Relevance (n, N), not negative; a row of zeros counts as uniform and is flagged in ``empty_rows``.
-        tau: Temperature of the softmax link; or give ``link``.
-        link: Any link of this module.
-        unbounded: Accept scores that are not cosines.
+    ``sim`` (n, N) are cosines, ``rel`` (n, N) relevances, not negative: a row of zeros counts as uniform and is flagged
+    in ``empty_rows``. The other arguments are those of :func:`search_cross_entropy`.
     """
     logits = as_link(tau, link).logit(to_float64(sim, "sim", unbounded))
     weights = torch.as_tensor(rel, dtype=torch.float64, device=logits.device)
@@ -591,6 +523,6 @@ def relevance_cross_entropy(
     total = weights.sum(1, keepdim=True)
     target = torch.where(total > 0, weights / total.clamp(min=1e-300), 1 / weights.shape[1])
     ce = logits.logsumexp(1) - (target * logits).sum(1)
-    entropy = -torch.special.xlogy(target, target).sum(1)
+    entropy = torch.special.entr(target).sum(1)
     columns = (ce, entropy, ce - entropy, ce - math.log(weights.shape[1]), total[:, 0] == 0)
     return RelevanceCE(*(column.cpu().numpy() for column in columns))

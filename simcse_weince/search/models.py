@@ -5,7 +5,6 @@ from ``log s = int_0^inf (e^-t - e^-ts) dt/t``, exact to about 1e-12 for any num
 """
 
 import math
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -27,25 +26,17 @@ from simcse_weince.search.kernels import (
 
 
 class _SolvableModel:
-    """Moments and risk from logits (x, y), the corpus law over y, and the law of the positive (x, y) over it.
+    """Moments and risk from ``logits`` (x, y), the ``corpus`` law over y, and the law of the ``positive`` (x, y).
 
-    Logits, weights and densities are float64; ``anchor_law`` (x,) weighs the anchors.
+    All are float64. ``anchor_law`` (x,) weighs the anchors; ``log_z`` (x,) and ``density`` (x, y) are those of the
+    search kernel relative to the corpus.
     """
 
-    logits: Tensor
-    corpus: Tensor
-    positive: Tensor
-    anchor_law: Tensor
-
-    @cached_property
-    def log_z(self) -> Tensor:
-        """Log-normaliser per anchor."""
-        return (self.logits + self.corpus.log()).logsumexp(1)
-
-    @cached_property
-    def density(self) -> Tensor:
-        """Density of the search kernel relative to the corpus law."""
-        return (self.logits - self.log_z[:, None]).exp()
+    def __init__(self, logits: Tensor, corpus: Tensor, positive: Tensor, anchor_law: Tensor) -> None:
+        """Normalise the search kernel."""
+        self.logits, self.corpus, self.positive, self.anchor_law = logits, corpus, positive, anchor_law
+        self.log_z = (logits + corpus.log()).logsumexp(1)
+        self.density = (logits - self.log_z[:, None]).exp()
 
     def _mean(self, per_anchor: Tensor) -> float:
         return float(self.anchor_law @ per_anchor)
@@ -59,27 +50,27 @@ class _SolvableModel:
         return self._mean(self.log_z - (self.positive * self.logits).sum(1))
 
     @property
-    def Er(self) -> float:  # noqa: N802
+    def Er(self) -> float:
         """Mean density of the search kernel at the positive."""
         return self._mean((self.positive * self.density).sum(1))
 
     @property
-    def Ev(self) -> float:  # noqa: N802
+    def Ev(self) -> float:
         """Mean chi-square of the search kernel from the corpus."""
         return self._mean(self._moment(2))
 
     @property
-    def cA(self) -> float:  # noqa: N802
+    def cA(self) -> float:
         """Limit of ``k * (risk - log k - CE)``."""
         return self.Er - self.Ev / 2
 
     @property
-    def cB(self) -> float:  # noqa: N802
+    def cB(self) -> float:
         """Limit of ``k * (risk - log(k + 1) - CE)``."""
         return self.cA - 1
 
     @property
-    def c2A(self) -> float:  # noqa: N802
+    def c2A(self) -> float:
         """Second coefficient: ``risk - log k - CE = cA / k + c2A / k^2 + ...``."""
         r, v = self.density, self._moment(2)
         inner = (self.positive * (-(r**2) / 2 + r * v[:, None])).sum(1)
@@ -87,8 +78,7 @@ class _SolvableModel:
 
     def bias(self, k: int, offset: Offset = "log_k1") -> float:
         """``risk - offset - CE``, computed without that subtraction for "log_k" and "log_k1"."""
-        k = negatives_count(k)
-        raw = self._mean(self._expected_log(k, with_positive=True))
+        raw = self._mean(self._expected_log(negatives_count(k), with_positive=True))
         return raw + math.log(k) - offset_of(k, offset)
 
     def risk(self, k: int) -> float:
@@ -120,28 +110,23 @@ class DiscreteModel(_SolvableModel):
     """
 
     def __init__(
-        self,
-        pi: np.ndarray,
-        M: np.ndarray,  # noqa: N803
-        logits: np.ndarray | None = None,
-        emb: np.ndarray | None = None,
+        self, pi: np.ndarray, M: np.ndarray, logits: np.ndarray | None = None, emb: np.ndarray | None = None,
         link: Link | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Check the laws and compute the logits."""
-        self.corpus, self.positive = (torch.as_tensor(np.asarray(law, np.float64)) for law in (pi, M))
-        self.anchor_law = self.corpus
-        m = len(self.corpus)
+        corpus, positive = (torch.as_tensor(np.asarray(law, np.float64)) for law in (pi, M))
+        m = len(corpus)
         if (logits is None) == (emb is None) or (emb is None) != (link is None):
             raise ValueError("give either logits, or emb and link")
-        if self.positive.shape != (m, m) or bool((self.corpus <= 0).any()) or bool((self.positive < 0).any()):
+        if positive.shape != (m, m) or bool((corpus <= 0).any()) or bool((positive < 0).any()):
             raise ValueError("pi must be positive (m,) and M not negative (m, m)")
-        if float((self.positive.sum(1) - 1).abs().max()) > 1e-9 or abs(float(self.corpus.sum()) - 1) > 1e-9:
+        if float((positive.sum(1) - 1).abs().max()) > 1e-9 or abs(float(corpus.sum()) - 1) > 1e-9:
             raise ValueError("pi and every row of M must sum to 1")
         vectors = torch.as_tensor(np.asarray(logits if emb is None else emb, np.float64))
         self.similarity = vectors if emb is None else (vectors @ vectors.T).clamp(-1, 1)
-        self.logits = self.similarity if link is None else link.logit(self.similarity)
-        if self.logits.shape != (m, m):
+        if self.similarity.shape != (m, m):
             raise ValueError(f"logits or emb must describe {m} items")
+        super().__init__(self.similarity if link is None else link.logit(self.similarity), corpus, positive, corpus)
 
     @property
     def weight(self) -> Tensor:
@@ -159,17 +144,17 @@ class DiscreteModel(_SolvableModel):
         return self._mean((self.weight - 1) ** 2 @ self.corpus)
 
     @property
-    def cE(self) -> float:  # noqa: N802
+    def cE(self) -> float:
         """Limit of ``K * (expected_search_ce(K) - log K - CE)``."""
         centred = self.logits - (self.positive * self.logits).sum(1, keepdim=True)
         return -self.Ev / 2 + self._mean((self.positive * centred * self.weight).sum(1))
 
-    def expected_search_ce(self, K: int) -> float:  # noqa: N803
+    def expected_search_ce(self, K: int) -> float:
         """Expected cross-entropy between relevance and search on K unseen items, relevance being the density of M.
 
         A list without any relevant item counts as uniform relevance.
         """
-        K = negatives_count(K, "K")  # noqa: N806
+        negatives_count(K, "K")
         w, item = self.weight, self.corpus
         possible = w > 0
         nodes = laplace_grid(float(w[possible].min()), float(w.max()) + K)
@@ -180,13 +165,7 @@ class DiscreteModel(_SolvableModel):
         irrelevant = ((~possible) * self.logits) @ item * nothing ** (K - 1)
         return self._mean(math.log(K) + self.log_z + self._expected_log(K, with_positive=False) - match - irrelevant)
 
-    def sample(
-        self,
-        n: int,
-        N: int,
-        seed: int = 0,
-        shared_pool: bool = True,  # noqa: N803
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, n: int, N: int, seed: int = 0, shared_pool: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Similarities of n anchors to a positive each (n,) and to N pool items (n, N)."""
         rng, m = np.random.default_rng(seed), len(self.corpus)
         law, similarity = self.corpus.numpy(), self.similarity.numpy()
@@ -217,36 +196,24 @@ class VonMisesFisherModel(_SolvableModel):
         odds, log_weights = uniform_quadrature(d, slack, min(2 * exponent, (exponent + self.shape) / 2))
         half_gap = torch.from_numpy(odds).sigmoid()
         cosine = 1 - 2 * half_gap
-        self.logits = link.logit(cosine, 2 * half_gap)[None]
-        self.corpus = torch.from_numpy(log_weights).exp()
-        self.log_match = log_uniform_normaliser(d, kappa)
-        self.positive = (torch.from_numpy(log_weights) + kappa * cosine - self.log_match).exp()[None]
-        self.mean_cosine = float(self.positive[0] @ cosine)
-        self.anchor_law = torch.ones(1, dtype=torch.float64)
+        law, log_match = torch.from_numpy(log_weights), log_uniform_normaliser(d, kappa)
+        positive = (law + kappa * cosine - log_match).exp()[None]
+        super().__init__(link.logit(cosine, 2 * half_gap)[None], law.exp(), positive, torch.ones(1).double())
+        self.kl_m_pi = kappa * float(positive[0] @ cosine) - log_match  # information between anchor and positive
 
     @property
-    def kl_m_pi(self) -> float:
-        """Information between anchor and positive, ``KL(M || pi)``."""
-        return self.kappa * self.mean_cosine - self.log_match
-
-    @property
-    def Ev(self) -> float:  # noqa: N802
+    def Ev(self) -> float:
         """Mean chi-square of the search kernel from the corpus; infinite for too steep a shortfall link."""
         return super().Ev if self.finite_variance else math.inf
 
-    def sample(
-        self,
-        n: int,
-        N: int,
-        seed: int = 0,
-        shared_pool: bool = True,  # noqa: N803
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, n: int, N: int, seed: int = 0, shared_pool: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Cosines of n anchors to a positive each (n,) and to N pool items (n, N)."""
         rng = np.random.default_rng(seed)
         axis = np.eye(self.d)[0]
         # By symmetry the cosine with the positive does not depend on where the anchor is.
-        pos = vonmises_fisher(axis, self.kappa).rvs(n, random_state=rng)[:, 0] if self.kappa else None
-        if pos is None:
+        if self.kappa:
+            pos = vonmises_fisher(axis, self.kappa).rvs(n, random_state=rng)[:, 0]
+        else:
             pos = 1 - 2 * rng.beta(self.shape, self.shape, n)
         if not shared_pool:
             return pos, 1 - 2 * rng.beta(self.shape, self.shape, (n, N))

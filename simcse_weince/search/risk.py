@@ -9,8 +9,7 @@ pool: ``Var_i / n + Var(hubness) / N`` for losses, a delete-group jackknife over
 """
 
 import math
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from simcse_weince.search.bounds import bias_bounds, kl_bound
 from simcse_weince.search.kernels import (
-    HeavyTailWarning,
     Link,
     NestedLink,
     Offset,
@@ -36,6 +34,7 @@ from simcse_weince.search.kernels import (
     expected_log,
     group_sizes,
     group_sums,
+    heavy_tail,
     laplace_grid,
     laplace_transform,
     log_transform,
@@ -43,16 +42,14 @@ from simcse_weince.search.kernels import (
     normal_quantile,
     offset_of,
     pool_sums,
-    pool_variance,
     positive_number,
     sampling_variance,
-    tail_index,
-    warn_heavy_tail,
 )
 
 COMPLETE_LIMIT = 10**11  # multiply-adds of the complete U-statistic, a few minutes
 K_LIMIT = 2**24
 STEEPEST = 1e3  # largest inverse temperature or exponent that a link is fitted with
+UNDECIDED = "fitted to the end of its range: the positives outscore this pool, which cannot tell a best link"
 RANGE_LIMIT = math.exp(600)  # numbers of negatives stay within float64 for any tolerance one may ask
 
 
@@ -71,32 +68,34 @@ class RiskCurve(Result):
 
 
 def _numbers(ks: Sequence[int]) -> np.ndarray:
-    values = np.array([negatives_count(k, "ks") for k in ks])
-    if not len(values):
+    if not len(ks):
         raise ValueError("ks must not be empty")
-    return values
+    return np.array([negatives_count(k, "ks") for k in ks])
+
+
+def _relative(pos: Tensor, pool: Tensor) -> tuple[Tensor, Tensor]:
+    """Both less the largest logit of each anchor: one exponential per similarity then serves all k."""
+    peak = torch.maximum(pool.amax(1), pos.amax(1))[:, None]
+    return pos - peak, (pool - peak).exp()
 
 
 def _blocks(pos: Tensor, pool: Tensor, ks: np.ndarray, orders: Tensor) -> Tensor:
     """Mean of ``log(e^pos + block sum) - pos`` over disjoint blocks of k columns in each order, (len(ks), b)."""
-    peak = torch.maximum(pool.amax(1), pos.amax(1))[:, None]
-    # One exponential per similarity serves all k; the floor keeps a block of negligible weight from log 0.
-    weights, own = (pool - peak).exp().clamp(min=1e-300), (pos - peak)[:, None]
+    own, weights = _relative(pos, pool)
     total = pool.new_zeros(len(ks), len(pool))
     for order in orders:
-        shuffled = weights[:, order]
-        for row, k in enumerate(ks):
-            count = pool.shape[1] // int(k)
-            block = shuffled[:, : count * int(k)].view(len(pool), count, int(k)).sum(2).log()
-            total[row] += (torch.logaddexp(block[..., None], own) - own).mean((1, 2))
+        # The floor keeps a block of negligible weight from log 0.
+        shuffled = weights[:, order].clamp(min=1e-300)
+        for row, k in enumerate(ks.tolist()):
+            block = shuffled[:, : pool.shape[1] // k * k].view(len(pool), -1, k).sum(2).log()
+            total[row] += (torch.logaddexp(block[..., None], own[:, None]) - own[:, None]).mean((1, 2))
     return total / len(orders)
 
 
 def _complete(pos: Tensor, pool: Tensor, ks: np.ndarray) -> Tensor:
     """The same over all subsets of k columns, through the mean elementary symmetric polynomials of ``e^(-t y)``."""
-    peak = torch.maximum(pool.amax(1), pos.amax(1))[:, None]
-    weights, own = (pool - peak).exp(), (pos - peak).exp()
-    most = int(ks.max())
+    logs, weights = _relative(pos, pool)
+    own, most = logs.exp(), int(ks.max())
     nodes = laplace_grid(float((weights.amin(1) + own.amin(1)).min()), most + 1.0).to(pool.device)
     subsets = pool.new_zeros(len(pool), len(nodes), most + 1)
     subsets[..., 0] = 1
@@ -107,25 +106,14 @@ def _complete(pos: Tensor, pool: Tensor, ks: np.ndarray) -> Tensor:
         subsets[..., 1:] = kept + size / seen * joined
     factor = torch.exp(-nodes * own[..., None]).mean(1)
     transform = (subsets[..., ks.tolist()] - 1).movedim(1, 0)
-    logs = expected_log(log_transform(transform), factor.T[..., None], nodes, 1)
-    return logs.T - (pos - peak).mean(1)
+    return expected_log(log_transform(transform), factor.T[..., None], nodes, 1).T - logs.mean(1)
 
 
 def risk_curve(
-    pos: Similarities,
-    neg: Similarities,
-    ks: Sequence[int],
-    *,
-    tau: float | None = None,
-    link: Link | None = None,
-    estimator: Literal["blocks", "complete"] = "blocks",
-    n_perm: int = 8,
-    seed: int = 0,
-    shared_pool: bool = True,
-    offset: Offset = "log_k1",
-    level: float = 0.95,
-    unbounded: bool = False,
-) -> RiskCurve:
+    pos: Similarities, neg: Similarities, ks: Sequence[int], *, tau: float | None = None, link: Link | None = None,
+    estimator: Literal["blocks", "complete"] = "blocks", n_perm: int = 8, seed: int = 0, shared_pool: bool = True,
+    offset: Offset = "log_k1", level: float = 0.95, unbounded: bool = False,
+) -> RiskCurve:  # fmt: skip
     """Unbiased estimates of the InfoNCE risk with each of ``ks`` negatives, at most the pool size.
 
     "blocks" cuts ``n_perm`` random orders of the pool, from ``seed``, into disjoint blocks; "complete" averages over
@@ -133,39 +121,34 @@ def risk_curve(
     Less the offset "log_k1" or "log_k", the risk tends to the search cross-entropy.
     """
     pairs, link, numbers, z = Pairs(pos, neg, unbounded), as_link(tau, link), _numbers(ks), normal_quantile(level)
-    if numbers.max() > pairs.pool_size:
+    most = int(numbers.max())
+    if most > pairs.pool_size:
         raise ValueError(f"ks must not exceed the pool size {pairs.pool_size}; bias_curve extrapolates beyond it")
     if estimator not in ("blocks", "complete"):
         raise ValueError(f"estimator must be 'blocks' or 'complete', not {estimator!r}")
-    if estimator == "complete" and pairs.n * pairs.pool_size * int(numbers.max()) * 150 > COMPLETE_LIMIT:
+    if estimator == "complete" and pairs.n * pairs.pool_size * most * 150 > COMPLETE_LIMIT:
         raise ValueError("estimator='complete' is too slow for this n * N * max(ks): use 'blocks'")
-    warn_heavy_tail(pairs, link)
-    rng = np.random.default_rng(seed)
+    heavy_tail(pairs, link)
+    rng, parts = np.random.default_rng(seed), []
     shuffles = [rng.permutation(pairs.pool_size) for _ in range(negatives_count(n_perm, "n_perm"))]
     orders = torch.from_numpy(np.stack(shuffles))
-    parts = []
     for _, positives, pool in pairs:
         logits = link.logit(positives), link.logit(pool)
         if estimator == "blocks":
             parts.append(_blocks(*logits, numbers, orders.to(pool.device)).cpu())
-        else:
-            # A few anchors at a time: each holds (nodes, k) polynomials.
-            chunks = (tensor.split(max(1, 20_000 // int(numbers.max()))) for tensor in logits)
+        else:  # a few anchors at a time: each holds (nodes, k) polynomials
+            chunks = (tensor.split(max(1, 20_000 // most)) for tensor in logits)
             parts += [_complete(own, rest, numbers).cpu() for own, rest in zip(*chunks, strict=True)]
-    shift = torch.tensor([offset_of(int(k), offset) for k in numbers], dtype=torch.float64)
-    rows = torch.cat(parts, 1) - shift[:, None]
-    hubs = pool_variance(pool_sums(pairs, link)) if shared_pool else 0.0
+    rows = torch.cat(parts, 1) - torch.tensor([[offset_of(k, offset)] for k in numbers.tolist()], dtype=torch.float64)
+    hubs = pool_sums(pairs, link).pool_variance if shared_pool else 0.0
     value, se = rows.mean(1).numpy(), (sampling_variance(rows) + hubs).sqrt().numpy()
     return RiskCurve(numbers, value, se, value - z * se, value + z * se, rows.numpy(), offset, hubs)
 
 
 def extrapolate_risk(curve: RiskCurve, order: Literal[1, 2] = 1) -> tuple[float, float]:
-    """Search cross-entropy by Richardson extrapolation of a risk curve to infinitely many negatives.
+    """Search cross-entropy and its standard error by Richardson extrapolation of a risk curve to infinite k.
 
     The ``order + 1`` largest k are fitted exactly by a polynomial in 1/k of that order: ``2 R(2k) - R(k)`` for a pair.
-
-    Returns:
-        The estimate and its standard error.
     """
     if order not in (1, 2):
         raise ValueError(f"order must be 1 or 2, not {order!r}")
@@ -173,8 +156,7 @@ def extrapolate_risk(curve: RiskCurve, order: Literal[1, 2] = 1) -> tuple[float,
     if len(used) <= order:
         raise ValueError(f"order {order} needs a curve with {order + 1} different k")
     k = curve.k[used].astype(np.float64)
-    design = np.vander(1 / k, order + 1, increasing=True)
-    weights = np.linalg.solve(design.T, np.eye(order + 1)[0])
+    weights = np.linalg.solve(np.vander(1 / k, order + 1, increasing=True).T, np.eye(order + 1)[0])
     shift = np.array([offset_of(int(v), curve.offset) for v in k]) - np.log1p(k)
     rows = torch.from_numpy(weights @ (curve.per_anchor[used] + shift[:, None]))
     return float(rows.mean()), math.sqrt(float(sampling_variance(rows)) + curve.pool_variance)
@@ -182,33 +164,21 @@ def extrapolate_risk(curve: RiskCurve, order: Literal[1, 2] = 1) -> tuple[float,
 
 @dataclass(frozen=True)
 class BiasCurve(Result):
-    """How far the risk with k negatives is from the cross-entropy it stands for.
+    """How far the risk with k negatives is from the cross-entropy it stands for, with its interval (``lo``, ``hi``)."""
 
-    Attributes:
-        k: Numbers of negatives, of any size.
-        bias: Estimates of ``risk - offset - CE``, corrected for the pool size.
-        se: Standard errors; ``lo`` and ``hi`` the interval.
-        cA: Limit of ``k * (risk - log k - CE)``, with standard error ``cA_se``.
-        cB: The same for ``log(k + 1)``: ``cA - 1``.
-        fit: Coefficients of 1/k and 1/k^2, fitted where ``k >= asymptotic_from``; nan with fewer than two such k.
-        loglog_slope: Slope of log |bias| in log k over ``slope_range``, where the sign is constant; -1 in the limit.
-        asymptotic_from: The 1/k law begins around here: ``max(Er, Ev)``.
-        per_anchor: Uncorrected bias per anchor used, (len(k), anchors).
-    """
-
-    k: np.ndarray
-    bias: np.ndarray
+    k: np.ndarray  # of any size
+    bias: np.ndarray  # risk - offset - CE, corrected for the pool size
     se: np.ndarray
     lo: np.ndarray
     hi: np.ndarray
-    cA: float  # noqa: N815
-    cB: float  # noqa: N815
-    cA_se: float  # noqa: N815
-    fit: tuple[float, float]
-    loglog_slope: float
+    cA: float  # limit of k * (risk - log k - CE)
+    cB: float  # the same for log(k + 1): cA - 1
+    cA_se: float
+    fit: tuple[float, float]  # coefficients of 1/k and 1/k^2 from asymptotic_from on; nan with fewer than two such k
+    loglog_slope: float  # of log |bias| in log k over slope_range, where the sign is constant; -1 in the limit
     slope_range: tuple[int, int] | None
-    asymptotic_from: float
-    per_anchor: np.ndarray = field(repr=False)
+    asymptotic_from: float  # the 1/k law begins around here: max(Er, Ev)
+    per_anchor: np.ndarray = field(repr=False)  # uncorrected, (len(k), anchors used)
 
 
 def _jackknife(whole: Tensor, parts: Tensor, shared_pool: bool) -> tuple[Tensor, Tensor]:
@@ -229,7 +199,6 @@ def _density(sums: PoolSums) -> Tensor:
 def _bias(pairs: Pairs, link: Link, ks: np.ndarray, sums: PoolSums) -> tuple[Tensor, Tensor]:
     """``E log(U_k + r/k)``, the pool as population: per anchor (len(ks), n); means without each group (G, len(ks))."""
     sizes, size = group_sizes(pairs.pool_size), pairs.pool_size
-    others = (size - sums.sizes).to(torch.float64)
     log_z, without = sums.whole[0], sums.leave_one_out[0]
     per_anchor, left_out = torch.zeros(len(ks), pairs.n, dtype=torch.float64), torch.zeros(len(sizes), len(ks)).double()
     for rows, pos, pool in pairs:
@@ -240,7 +209,7 @@ def _bias(pairs: Pairs, link: Link, ks: np.ndarray, sums: PoolSums) -> tuple[Ten
         groups = laplace_transform(density, nodes, lambda e: group_sums(e, sizes)).cpu()
         factor = laplace_transform(own, nodes, lambda e: e.mean(1)).cpu() + 1
         total = groups.sum(-1, keepdim=True)
-        logs, rest = log_transform(total[..., 0] / size), log_transform((total - groups) / others)
+        logs, rest = log_transform(total[..., 0] / size), log_transform((total - groups) / (size - sums.sizes))
         shift = (without[:, rows] - log_z[rows]).sum(1) / pairs.n
         for index, k in enumerate(ks.tolist()):
             per_anchor[index, rows] = expected_log(logs, factor, nodes, k)
@@ -249,18 +218,10 @@ def _bias(pairs: Pairs, link: Link, ks: np.ndarray, sums: PoolSums) -> tuple[Ten
 
 
 def bias_curve(
-    pos: Similarities,
-    neg: Similarities,
-    ks: Sequence[int],
-    *,
-    tau: float | None = None,
-    link: Link | None = None,
-    offset: Offset = "log_k1",
-    max_anchors: int = 512,
-    shared_pool: bool = True,
-    level: float = 0.95,
+    pos: Similarities, neg: Similarities, ks: Sequence[int], *, tau: float | None = None, link: Link | None = None,
+    offset: Offset = "log_k1", max_anchors: int = 512, shared_pool: bool = True, level: float = 0.95,
     unbounded: bool = False,
-) -> BiasCurve:
+) -> BiasCurve:  # fmt: skip
     """Distance between the InfoNCE risk with k negatives and the search cross-entropy, for any k.
 
     Risk and cross-entropy are paired on the same data, so most of their error cancels: the distance is known far more
@@ -270,26 +231,20 @@ def bias_curve(
     ``max_anchors`` anchors, evenly spaced, the constants all of them.
     """
     pairs, link = Pairs(pos, neg, unbounded), as_link(tau, link)
-    warn_heavy_tail(pairs, link)
+    heavy_tail(pairs, link)
     return _bias_curve(pairs, link, _numbers(ks), pool_sums(pairs, link), offset, max_anchors, shared_pool, level)
 
 
 def _bias_curve(
-    pairs: Pairs,
-    link: Link,
-    ks: np.ndarray,
-    sums: PoolSums,
-    offset: Offset,
-    max_anchors: int,
-    shared: bool,
+    pairs: Pairs, link: Link, ks: np.ndarray, sums: PoolSums, offset: Offset, max_anchors: int, shared: bool,
     level: float,
-) -> BiasCurve:
+) -> BiasCurve:  # fmt: skip
     if pairs.pool_size < 2 or offset == "none":
         raise ValueError("a bias needs a pool of at least 2 and offset 'log_k' or 'log_k1'")
-    density = _density(sums).mean(1)
+    density, z = _density(sums).mean(1), normal_quantile(level)
     some = pairs.spread(negatives_count(max_anchors, "max_anchors"))
     rows, left_out = _bias(some, link, ks, sums if some.n == pairs.n else pool_sums(some, link))
-    shift = torch.tensor([math.log(k) - offset_of(int(k), offset) for k in ks], dtype=torch.float64)
+    shift = torch.tensor([math.log(k) - offset_of(k, offset) for k in ks.tolist()], dtype=torch.float64)
     value, pool = _jackknife(rows.mean(1), left_out, shared)
     bias, se = (value + shift).numpy(), (sampling_variance(rows) + pool).sqrt().numpy()
 
@@ -297,120 +252,77 @@ def _bias_curve(
     constant = density - chi2 / 2
     without = (sums.positive - log_without[..., None]).exp().mean(2) - chi2_without / 2
     limit, limit_pool = _jackknife(constant.mean(), without.mean(1), shared)
-    start = max(float(density.mean()), float(chi2.mean()))
+    limit_se = math.sqrt(float(sampling_variance(constant) + limit_pool))
 
-    late = ks >= start
-    fit = (math.nan, math.nan)
+    start = max(float(density.mean()), float(chi2.mean()))
+    late, fit = ks >= start, (math.nan, math.nan)
     if len(np.unique(ks[late])) >= 2:  # k * bias = c1 + c2 / k: errors relative to 1/k count alike
-        slope, level_at_infinity = np.polyfit(1 / ks[late], ks[late] * bias[late], 1)
-        fit = (float(level_at_infinity), float(slope))
+        second, first = np.polyfit(1 / ks[late], ks[late] * bias[late], 1).tolist()
+        fit = first, second
     same = late & (np.sign(bias) == np.sign(bias[np.argmax(ks)])) & (bias != 0)
-    sloped = len(np.unique(ks[same])) >= 2
-    z = normal_quantile(level)
-    return BiasCurve(
-        k=ks,
-        bias=bias,
-        se=se,
-        lo=bias - z * se,
-        hi=bias + z * se,
-        cA=float(limit),
-        cB=float(limit) - 1,
-        cA_se=math.sqrt(float(sampling_variance(constant) + limit_pool)),
-        fit=fit,
-        loglog_slope=float(np.polyfit(np.log(ks[same]), np.log(np.abs(bias[same])), 1)[0]) if sloped else math.nan,
-        slope_range=(int(ks[same].min()), int(ks[same].max())) if sloped else None,
-        asymptotic_from=start,
-        per_anchor=(rows + shift[:, None]).numpy(),
-    )
+    slope, span = math.nan, None
+    if len(np.unique(ks[same])) >= 2:
+        slope = float(np.polyfit(np.log(ks[same]), np.log(np.abs(bias[same])), 1)[0])
+        span = int(ks[same].min()), int(ks[same].max())
+    return BiasCurve(ks, bias, se, bias - z * se, bias + z * se, float(limit), float(limit) - 1, limit_se, fit, slope,
+                     span, start, (rows + shift[:, None]).numpy())  # fmt: skip
 
 
 @dataclass(frozen=True)
 class KRecommendation(Result):
-    """Numbers of negatives that keep the risk within a tolerance of its limit; None where none was found.
+    """Numbers of negatives that keep the risk within a tolerance of its limit; None where none was found."""
 
-    Attributes:
-        k_plug: From the bias curve with its error, valid for all larger k examined.
-        k_asymptotic: From the 1/k law alone.
-        k_safe_upper: Keeps the risk from exceeding its limit by more than the tolerance, for these positives.
-        k_worst_case: For every data law and embedding; astronomical below a temperature of 0.3.
-        Er: Mean density of the search kernel at the positive.
-        Ev: Mean chi-square of the search kernel from the corpus.
-        note: What the numbers mean, in a sentence each.
-    """
-
-    k_plug: int | None
-    k_asymptotic: int
-    k_safe_upper: int
-    k_worst_case: int | None
-    Er: float  # noqa: N815
-    Ev: float  # noqa: N815
-    note: str
+    k_plug: int | None  # from the bias curve with its error, valid for all larger k examined
+    k_asymptotic: int  # from the 1/k law alone
+    k_safe_upper: int  # keeps the risk from exceeding its limit by more than the tolerance, for these positives
+    k_worst_case: int | None  # for every data law and embedding; astronomical below a temperature of 0.3
+    Er: float  # mean density of the search kernel at the positive
+    Ev: float  # mean chi-square of the search kernel from the corpus
+    note: str  # what the numbers mean, in a sentence each
 
 
-def _smallest(holds: Any, high: int) -> int:
-    """Smallest k with ``holds(k)``, which is monotone and true at ``high``."""
-    low = 0
+def _smallest(holds: Callable[[int], bool]) -> int:
+    """Smallest k of at least 1 from which on ``holds(k)``."""
+    high = 1
+    while not holds(high):
+        high *= 2
+    low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
 
 
-def _worst_case(link: Link, tol: float, offset: Offset) -> int:
-    def holds(k: int) -> bool:
-        return max(map(abs, bias_bounds(k, delta=link.range, offset=offset))) <= tol
-
-    high = 1
-    while not holds(high):
-        high *= 2
-    return _smallest(holds, high)
-
-
 def recommend_k(
-    pos: Similarities,
-    neg: Similarities,
-    tol: float,
-    *,
-    tau: float | None = None,
-    link: Link | None = None,
-    offset: Offset = "log_k1",
-    level: float = 0.95,
-    shared_pool: bool = True,
-    unbounded: bool = False,
-) -> KRecommendation:
+    pos: Similarities, neg: Similarities, tol: float, *, tau: float | None = None, link: Link | None = None,
+    offset: Offset = "log_k1", level: float = 0.95, shared_pool: bool = True, unbounded: bool = False,
+) -> KRecommendation:  # fmt: skip
     """How many negatives keep ``|risk - offset - CE|`` below ``tol`` nats.
 
     With one positive per item in the batch, batch size is ``k + 1``; with two views of N images k is ``2 N - 2``.
     ``level`` is that of ``k_plug``; unbounded scores, or logits that range over more than 600, have no worst case.
     """
     pairs, link, tol = Pairs(pos, neg, unbounded), as_link(tau, link), positive_number(tol, "tol")
-    warn_heavy_tail(pairs, link)
-    sums = pool_sums(pairs, link)
-    density, chi2 = _density(sums), sums.whole[1]
-    gain = 1 if offset == "log_k1" else 0
-    mean = float(density.mean())
-
-    def below(k: int) -> bool:
-        return float(torch.log1p((density - gain) / float(k + gain)).mean()) <= tol
-
-    safe = _smallest(below, max(1, math.ceil((mean - gain) / tol)))
-    top = min(K_LIMIT, 8 * max(safe, math.ceil(float(chi2.mean()) / tol), 16))
+    heavy_tail(pairs, link)
+    sums, gain = pool_sums(pairs, link), int(offset == "log_k1")
+    density, chi2 = _density(sums), float(sums.whole[1].mean())
+    safe = _smallest(lambda k: float(torch.log1p((density - gain) / float(k + gain)).mean()) <= tol)
+    top = min(K_LIMIT, 8 * max(safe, math.ceil(chi2 / tol), 16))
     grid = np.unique(np.geomspace(1, top, 1 + 4 * math.ceil(math.log2(top))).round().astype(int))
     curve = _bias_curve(pairs, link, grid, sums, offset, 512, shared_pool, level)
-    constant = curve.cB if offset == "log_k1" else curve.cA
-    within = np.abs(curve.bias) + normal_quantile(level) * np.nan_to_num(curve.se) <= tol
-    outside = np.flatnonzero(~within)
+    outside = np.flatnonzero(np.abs(curve.bias) + normal_quantile(level) * np.nan_to_num(curve.se) > tol)
     first = int(outside[-1]) + 1 if len(outside) else 0
     plug = int(grid[first]) if first < len(grid) else None
-    asymptotic = max(1, math.ceil(abs(constant) / tol))
-    worst = None if unbounded or link.range > math.log(RANGE_LIMIT) else _worst_case(link, tol, offset)
+    asymptotic = max(1, math.ceil(abs(curve.cA - gain) / tol))
+    bounded = not unbounded and link.range <= math.log(RANGE_LIMIT)
+    worst = _smallest(lambda k: max(map(abs, bias_bounds(k, None, link.range, offset))) <= tol) if bounded else None
     start = f"for no k up to {top}" if plug is None else f"from k = {plug} on"
     end = "No worst case is known." if worst is None else f"No data can need more than {worst:.3g}."
     note = (
         f"The estimated bias and its error stay within {tol:g} nats {start}. The 1/k law alone, which begins near k = "
         f"{curve.asymptotic_from:.0f}, gives {asymptotic}. From {safe} on the risk exceeds its limit by no more. {end}"
     )
-    return KRecommendation(plug, asymptotic, safe, worst, mean, float(chi2.mean()), note)
+    return KRecommendation(plug, asymptotic, safe, worst, float(density.mean()), chi2, note)
 
 
 @dataclass(frozen=True)
@@ -436,14 +348,9 @@ class TemperatureSweep(Result):
 
 
 def temperature_sweep(
-    pos: Similarities,
-    neg: Similarities,
-    taus: Sequence[float],
-    *,
-    ks: Sequence[int] = (),
-    shared_pool: bool = True,
+    pos: Similarities, neg: Similarities, taus: Sequence[float], *, ks: Sequence[int] = (), shared_pool: bool = True,
     level: float = 0.95,
-) -> TemperatureSweep:
+) -> TemperatureSweep:  # fmt: skip
     """Cross-entropy, divergence from the corpus and, for each of ``ks``, bias across temperatures ``taus``."""
     if not len(taus):
         raise ValueError("taus must not be empty")
@@ -454,9 +361,8 @@ def temperature_sweep(
         ce = cross_entropy_from(sums, shared_pool, level)
         log_z = float(ce.log_Z.mean())
         to_corpus, from_corpus = float(sums.search_logit.mean()) - log_z, log_z - float(sums.mean_logit.mean())
-        spread = float(ce.chi2.mean())
-        known = (tau, ce.value, ce.se, ce.lower, ce.upper)
-        rows.append((*known, to_corpus, from_corpus, spread, ce.ess_median, kl_bound(tau), 1 / tau - log_z))
+        known = (tau, ce.value, ce.se, ce.lower, ce.upper, to_corpus, from_corpus, float(ce.chi2.mean()))
+        rows.append((*known, ce.ess_median, kl_bound(tau), 1 / tau - log_z))
         if len(ks):
             biases.append(_bias_curve(pairs, link, _numbers(ks), sums, "log_k1", 512, shared_pool, level).bias)
     columns = dict(zip((f.name for f in fields(TemperatureSweep)), np.array(rows).T, strict=False))
@@ -474,13 +380,9 @@ class TemperatureFit(Result):
 
 
 def optimal_temperature(
-    pos: Similarities,
-    neg: Similarities,
-    *,
-    bounds: tuple[float, float] = (1e-3, 1e3),
-    shared_pool: bool = True,
+    pos: Similarities, neg: Similarities, *, bounds: tuple[float, float] = (1e-3, 1e3), shared_pool: bool = True,
     level: float = 0.95,
-) -> TemperatureFit:
+) -> TemperatureFit:  # fmt: skip
     """Temperature at which search expects the cosine that the positives have: ``E E_Q s = E s+``.
 
     The cross-entropy is convex in ``1 / tau``; this is its only stationary point. ``bounds`` limits the search.
@@ -490,17 +392,17 @@ def optimal_temperature(
         raise ValueError("bounds must increase")
     pairs = Pairs(pos, neg)
 
-    def excess(log_inverse: float) -> float:
-        sums = pool_sums(pairs, SoftmaxLink(math.exp(-log_inverse)))
+    def excess(tau: float) -> float:
+        sums = pool_sums(pairs, SoftmaxLink(tau))
         return float(sums.search_logit.mean() - sums.positive.mean())
 
-    low, high = -math.log(hottest), -math.log(coldest)
-    if excess(low) >= 0:
+    if excess(hottest) >= 0:
         best = hottest
-    elif excess(high) <= 0:
+    elif excess(coldest) <= 0:
         best = coldest
     else:
-        best = math.exp(-brentq(excess, low, high, xtol=1e-10))
+        ends = -math.log(hottest), -math.log(coldest)
+        best = math.exp(-brentq(lambda log_inverse: excess(math.exp(-log_inverse)), *ends, xtol=1e-10))
     ce = cross_entropy_from(pool_sums(pairs, SoftmaxLink(best)), shared_pool, level)
     return TemperatureFit(best, ce.value, ce.se, best in (coldest, hottest))
 
@@ -509,7 +411,8 @@ def optimal_temperature(
 class LinkComparison(Result):
     """One row per link, on the same test anchors; differences are paired with the first link.
 
-    ``alpha_hat`` is the tail index of the pool, nan where it is too small to tell; ``warnings`` holds "" or a sentence.
+    ``alpha_hat`` is the tail index of the pool, nan where no link asks for it or the pool is too small to tell;
+    ``warnings`` holds "" or a sentence.
     """
 
     link: list[str]
@@ -546,16 +449,9 @@ def _calibrated(pairs: Pairs, link: Link) -> Link:
 
 
 def compare_links(
-    pos: Similarities,
-    neg: Similarities,
-    links: Sequence[Link],
-    *,
-    calibrate: bool = True,
-    split: float = 0.5,
-    seed: int = 0,
-    shared_pool: bool = True,
-    level: float = 0.95,
-) -> LinkComparison:
+    pos: Similarities, neg: Similarities, links: Sequence[Link], *, calibrate: bool = True, split: float = 0.5,
+    seed: int = 0, shared_pool: bool = True, level: float = 0.95,
+) -> LinkComparison:  # fmt: skip
     """Cross-entropy of several links on held-out anchors: whose search is closer to the positives.
 
     All have the same floor, so a difference is a difference of ``KL(M || Q)``. With ``calibrate`` the parameters of
@@ -570,32 +466,22 @@ def compare_links(
         raise ValueError("split must leave anchors on both sides")
     learn, test = pairs.subset(np.sort(order[:cut])), pairs.subset(np.sort(order[cut:]))
     chosen = [_calibrated(learn, link) if calibrate else link for link in links]
-    alpha = tail_index(pairs, 0.01, 20)[0] if pairs.n * pairs.pool_size >= 2000 else math.nan
+    alpha, remarks = heavy_tail(pairs, *chosen)
     sums = [pool_sums(test, link) for link in chosen]
     results = [cross_entropy_from(s, shared_pool, level) for s in sums]
-    differences, errors, remarks = [], [], []
-    for link, s, result in zip(chosen, sums, results, strict=True):
+    differences, errors = [], []
+    for index, (link, s, result) in enumerate(zip(chosen, sums, results, strict=True)):
         rows = torch.from_numpy(result.per_anchor - results[0].per_anchor)
         hubs = float((s.hubness - sums[0].hubness).var(correction=0)) / test.pool_size if shared_pool else 0.0
         differences.append(float(rows.mean()))
         errors.append(math.sqrt(float(sampling_variance(rows)) + hubs))
-        steep = link.theta_t > 0 and link.theta_t >= alpha / 2
-        remark = f"exponent {link.theta_t:.3g} >= half the tail index {alpha:.3g}: the 1/k law fails" if steep else ""
-        if steep:
-            warnings.warn(f"{link}: {remark}", HeavyTailWarning, stacklevel=2)
         if max(link.theta_s, link.theta_t) > 0.999 * STEEPEST:
-            remark = "fitted to the end of its range: the positives outscore this pool, which cannot tell a best link"
-        remarks.append(remark)
+            remarks[index] = UNDECIDED
     return LinkComparison(
-        link=[type(link).__name__ for link in chosen],
-        params=[dict(vars(link)) for link in chosen],
-        ce=np.array([result.value for result in results]),
-        se=np.array([result.se for result in results]),
-        diff_to_first=np.array(differences),
-        diff_se=np.array(errors),
-        alpha_hat=alpha,
-        warnings=remarks,
-    )
+        [type(link).__name__ for link in chosen], [dict(vars(link)) for link in chosen],
+        np.array([result.value for result in results]), np.array([result.se for result in results]),
+        np.array(differences), np.array(errors), alpha, remarks,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
