@@ -13,10 +13,11 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
 from sentence_transformers.base.losses.merged_forward import embed_columns
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.losses.adaptive_layer import TransformerDecorator
 from torch import Tensor, nn
 
-from simcse_weince.criterion import InfoNCE, Weince
+from simcse_weince.criterion import InfoNCE, ReleasedWeince, Weince
 from simcse_weince.gather import Shard
 
 logger = logging.getLogger(__name__)
@@ -153,9 +154,11 @@ class InfoNCELoss(nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """The options, as the model card prints them."""
-        options = inspect.signature(self.criterion_class).parameters
+        # Of the base classes too: a criterion may hand **options on to them.
+        classes = [kind for kind in self.criterion_class.__mro__ if issubclass(kind, InfoNCE)]
+        names = [name for kind in classes for name in inspect.signature(kind).parameters if name != "options"]
         own = {name: getattr(self, name) for name in ("gather_across_devices", "mask_duplicates")}
-        return {**{name: getattr(self.criterion, name) for name in options}, **own}
+        return {**{name: getattr(self.criterion, name) for name in names}, **own}
 
     @property
     def temperature(self) -> float:
@@ -186,6 +189,55 @@ class WeinceLoss(InfoNCELoss):
 
     criterion_class = Weince
     citation = _WEINCE_CITATION
+
+
+class ReleasedWeinceLoss(WeinceLoss):
+    """The objective of the authors' public training script, see `ReleasedWeince`, as an arm to compare with.
+
+    Args:
+        model: The encoder.
+        temperature: Divides the cosines of the softmax parts; 0.05 as in SimCSE.
+        gather_across_devices: As in `WeinceLoss`; the running average is equal on all processes.
+        mask_duplicates: As in `WeinceLoss`.
+        **options: Further options of `ReleasedWeince`; ``gate=0.0`` is InfoNCE with the same two terms added.
+
+    Inputs: as for `InfoNCELoss`, without hard negatives.
+    """
+
+    criterion_class = ReleasedWeince
+
+
+class HardnessWeightedLoss(MultipleNegativesRankingLoss):
+    """The host's hardness-weighted loss (Lan et al., arXiv 2503.04812, eq. 5), as an arm to compare with.
+
+    ``hardness_strength * cosine`` is added, without a gradient, to the logit of each in-batch negative. A single text
+    column is embedded twice, as in `InfoNCELoss`; duplicates are not masked.
+
+    Args:
+        model: The encoder.
+        temperature: Divides the cosines.
+        hardness_strength: Weight of the added cosines.
+        gather_across_devices: As in `InfoNCELoss`.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        temperature: float = 0.05,
+        *,
+        hardness_strength: float = 9.0,
+        gather_across_devices: bool = False,
+    ) -> None:
+        """Create the loss."""
+        scale = 1 / InfoNCE(temperature).temperature  # checked
+        super().__init__(model, scale, gather_across_devices=gather_across_devices,
+                         hardness_mode="in_batch_negatives", hardness_strength=hardness_strength)  # fmt: skip
+
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
+        """Return the mean loss of the anchors of this batch, a scalar; ``labels`` are not used."""
+        columns = list(sentence_features)
+        views = columns if len(columns) > 1 else [columns[0], dict(columns[0])]
+        return super().forward(views, labels)  # type: ignore[arg-type]  # the host ignores the labels as well
 
 
 class CachedInfoNCELoss(CachedLossMixin, nn.Module):

@@ -213,6 +213,9 @@ def test_tr12_every_option_is_read_somewhere():
     for field in own:
         used = re.search(rf"\.{field.name}\b", source) or field.name in keywords
         assert used, f"--{field.name} is declared and never read"
+    from simcse_weince.losses import HardnessWeightedLoss
+
+    keywords |= set(inspect.signature(HardnessWeightedLoss).parameters)
     handled = {"loss", "mask_duplicates", "gather_across_devices", "mini_batch_size"}  # see training_run._build_loss
     for field in dataclasses.fields(LossArguments):
         assert field.name in keywords | handled, f"--{field.name} is declared and never read"

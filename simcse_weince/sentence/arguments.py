@@ -87,7 +87,9 @@ class DataArguments:
 class LossArguments:
     """The criterion; names and defaults are those of `simcse_weince.Weince`."""
 
-    loss: Literal["weince", "infonce"] = _option("weince", "Criterion")
+    loss: Literal["weince", "infonce", "released", "mnrl-hardness"] = _option(
+        "weince", "Criterion; released: that of the authors' script, mnrl-hardness: sentence-transformers' own"
+    )
     temperature: float = _option(0.05, "Divides the cosines of the softmax part")
     gate: str = _option("both", "Blend weight: both, hardness, evidence, or a fixed number in [0, 1]")
     evidence: Literal["regression", "likelihood"] = _option("regression", "How Weibull and Gumbel tails are compared")
@@ -100,6 +102,7 @@ class LossArguments:
     hardness_sharpness: float = _option(10.0, "Slope of the hardness gate")
     evidence_sharpness: float = _option(1.0, "Slope of the evidence gate")
     evidence_margin: float = _option(2.0, "Evidence at which its gate is half open")
+    hardness_strength: float = _option(9.0, "Weight of the negatives' cosines in mnrl-hardness")
     mask_duplicates: bool = _option(True, "Equal token ids after truncation are not each other's negatives")
     gather_across_devices: bool = _option(True, "Compare with the candidates of all processes, not only one's own")
     mini_batch_size: int | None = _option(
@@ -110,9 +113,17 @@ class LossArguments:
         """Options of the chosen criterion, fixed numbers converted."""
         if self.loss == "infonce":
             return {"temperature": self.temperature}
-        of_the_host = ("loss", "mask_duplicates", "gather_across_devices", "mini_batch_size")
-        options = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in of_the_host}
-        for name in ("gate", "shape"):
+        if self.loss == "mnrl-hardness":
+            return {"temperature": self.temperature, "hardness_strength": self.hardness_strength}
+        others = ("loss", "hardness_strength", "mask_duplicates", "gather_across_devices", "mini_batch_size")
+        options = {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            # The released objective has defaults of its own, which what is not given leaves alone.
+            if item.name not in others and (self.loss == "weince" or getattr(self, item.name) != item.default)
+        }
+        options["temperature"] = self.temperature
+        for name in {"gate", "shape"} & options.keys():
             with suppress(ValueError):  # a word is checked by the criterion
                 options[name] = float(options[name])
         return options

@@ -20,9 +20,16 @@ from torch import nn
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerState, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 
-from simcse_weince.criterion import InfoNCE, Weince
 from simcse_weince.errors import InputError
-from simcse_weince.losses import CachedInfoNCELoss, CachedWeinceLoss, InfoNCELoss, WeinceLoss, text_keys
+from simcse_weince.losses import (
+    CachedInfoNCELoss,
+    CachedWeinceLoss,
+    HardnessWeightedLoss,
+    InfoNCELoss,
+    ReleasedWeinceLoss,
+    WeinceLoss,
+    text_keys,
+)
 from simcse_weince.outputs import versions, write_text
 from simcse_weince.sentence.arguments import (
     DataArguments,
@@ -52,6 +59,12 @@ from simcse_weince.sentence.trainer import (
 
 logger = logging.getLogger(__name__)
 
+_LOSSES: dict[str, type[InfoNCELoss]] = {
+    "infonce": InfoNCELoss,
+    "weince": WeinceLoss,
+    "released": ReleasedWeinceLoss,
+}
+_CACHED_LOSSES = {"infonce": CachedInfoNCELoss, "weince": CachedWeinceLoss}
 # Texts whose token ids are looked at before training; enough to see a corpus of boilerplate, in under a second.
 _TOKEN_SAMPLE = 5000
 # A last score this far below the best one means that the run went on too long (SimCSE issue 62).
@@ -350,8 +363,13 @@ def _loss_options(arguments: LossArguments) -> dict[str, Any]:
     options = arguments.criterion_options()
     if arguments.mini_batch_size is not None and arguments.mini_batch_size < 1:
         raise InputError(f"--mini_batch_size {arguments.mini_batch_size} is not a number of rows")
+    if arguments.mini_batch_size is not None and arguments.loss not in _CACHED_LOSSES:
+        raise InputError(f"--mini_batch_size goes with --loss {' or '.join(_CACHED_LOSSES)}, not {arguments.loss}")
     try:
-        (Weince if arguments.loss == "weince" else InfoNCE)(**options)
+        if arguments.loss == "mnrl-hardness":
+            HardnessWeightedLoss(None, **options)  # type: ignore[arg-type]  # only the numbers matter here
+        else:
+            _LOSSES[arguments.loss].criterion_class(**options)
     except (ValueError, TypeError) as error:
         raise InputError(f"loss options: {error}") from error
     return options
@@ -415,14 +433,13 @@ def _token_report(encoder: SentenceTransformer, texts: list[str], max_length: in
     return report
 
 
-def _build_loss(
-    encoder: SimCSEEncoder, loss: LossArguments, options: dict[str, Any]
-) -> InfoNCELoss | CachedInfoNCELoss:
+def _build_loss(encoder: SimCSEEncoder, loss: LossArguments, options: dict[str, Any]) -> nn.Module:
+    if loss.loss == "mnrl-hardness":
+        return HardnessWeightedLoss(encoder, gather_across_devices=loss.gather_across_devices, **options)
     host = {"mask_duplicates": loss.mask_duplicates, "gather_across_devices": loss.gather_across_devices}
     if loss.mini_batch_size is None:
-        return (WeinceLoss if loss.loss == "weince" else InfoNCELoss)(encoder, **host, **options)
-    cached = CachedWeinceLoss if loss.loss == "weince" else CachedInfoNCELoss
-    return cached(encoder, mini_batch_size=loss.mini_batch_size, **host, **options)
+        return _LOSSES[loss.loss](encoder, **host, **options)
+    return _CACHED_LOSSES[loss.loss](encoder, mini_batch_size=loss.mini_batch_size, **host, **options)
 
 
 def _build_trainer(
