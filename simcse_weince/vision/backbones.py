@@ -47,7 +47,7 @@ class SmallImageResNetModel(ResNetModel):
         self.embedder.embedder = ResNetConvLayer(
             config.num_channels, config.embedding_size, kernel_size=3, stride=1, activation=config.hidden_act
         )
-        self.embedder.pooler = nn.Identity()
+        self.embedder.pooler = nn.Identity()  # type: ignore[assignment]
         self.post_init()
 
 
@@ -84,17 +84,19 @@ def build_backbone(name_or_path: str, *, image_size: int, width: float = 1.0) ->
             return SmallImageResNetModel(SmallImageResNetConfig(**settings))
         return ResNetModel(ResNetConfig(**settings))
     if name_or_path == "vit-small":
-        heads, channels = 6, max(8, round(64 * width))
+        patch, heads, channels = 4 if image_size <= 32 else 8, 6, max(8, round(64 * width))
+        if image_size % patch:
+            raise InputError(
+                f"vit-small: an image size of {image_size} is no multiple of its patches of {patch} pixels"
+            )
         config = ViTConfig(
             image_size=image_size,
-            patch_size=4 if image_size <= 32 else 8,
+            patch_size=patch,
             hidden_size=heads * channels,
             intermediate_size=4 * heads * channels,
             num_hidden_layers=12,
             num_attention_heads=heads,
         )
-        if image_size % config.patch_size:
-            raise InputError(f"vit-small: an image size of {image_size} is no multiple of its patches of 8 pixels")
         return _features_from_cls(ViTModel(config))
     if width != 1:
         raise ValueError(f"width can be chosen for {', '.join(BACKBONES)} only, not for {name_or_path}")
