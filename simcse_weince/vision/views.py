@@ -132,8 +132,7 @@ def _crop(
     )
     sides = torch.cat([torch.stack([(area * aspect).sqrt(), (area / aspect).sqrt()], dim=2), fallback], dim=1)
     bounds = pixels.new_tensor([width, height])
-    fits = (sides <= bounds + 1e-3).all(dim=2)
-    chosen = fits.int().argmax(dim=1)
+    chosen = (sides <= bounds).all(dim=2).int().argmax(dim=1)
     share = sides[torch.arange(len(sides), device=sides.device), chosen] / bounds
     central = (chosen == _TRIES)[:, None]
     centre = torch.where(central, 0.0, (2 * place - 1) * (1 - share))
