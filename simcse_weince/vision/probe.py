@@ -123,6 +123,7 @@ def knn_predict(
     Raises:
         ValueError: a label outside ``[0, num_classes)``.
     """
+    _warn_of_small_bank(bank, k)
     return _vote(*_neighbours(bank, queries, k), temperature, _count_classes(bank.labels, declared=num_classes))
 
 
@@ -131,6 +132,7 @@ def knn_scores(bank: Labelled, queries: Labelled, k: int = 50, temperature: floa
 
     Recall for r is the share of queries that have one of the same label among their r nearest items.
     """
+    _warn_of_small_bank(bank, k)
     classes = _count_classes(bank.labels, queries.labels)
     cosine, labels = _neighbours(bank, queries.features, max(k, *RECALLS))
     right = labels == queries.labels[:, None]
@@ -246,11 +248,14 @@ def _summary(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _neighbours(bank: Labelled, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Cosines and labels of the nearest bank items, each (Q, k), nearest first."""
+def _warn_of_small_bank(bank: Labelled, k: int) -> None:
     if k > len(bank.labels):
         logger.warning("only %d items for %d neighbours: all of them are taken", len(bank.labels), k)
-        k = len(bank.labels)
+
+
+def _neighbours(bank: Labelled, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Cosines and labels of the nearest bank items, each (Q, k) or as many as there are, nearest first."""
+    k = min(k, len(bank.labels))
     items, queries = F.normalize(bank.features.float(), dim=1), F.normalize(queries.float(), dim=1)
     nearest = [(part @ items.T).topk(k) for part in queries.split(max(1, _COSINES_AT_ONCE // len(items)))]
     return torch.cat([part.values for part in nearest]), bank.labels[torch.cat([part.indices for part in nearest])]

@@ -1,0 +1,236 @@
+"""Dataclasses that are the flags, the YAML keys and the saved configuration of a vision run, as for sentences."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from transformers import TrainingArguments
+from transformers.training_args import ParallelMode
+
+from simcse_weince.criterion import InfoNCE, ReleasedWeince, Weince
+from simcse_weince.errors import InputError
+from simcse_weince.sentence.arguments import (
+    _config_tokens,
+    _option,
+    _Parser,
+    _suggestion,
+    _without_absolute_path,
+    has_fast_bfloat16,
+)
+from simcse_weince.vision.probe import ProbeOptions
+from simcse_weince.vision.views import ViewOptions
+
+# What belongs to one start of a run or to one machine, or is a secret, and so is in no saved configuration.
+_NOT_SAVED = ("cache_dir", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "hub_token")
+
+
+@dataclass
+class ImageArguments:
+    """The images, and how they become pixels."""
+
+    images: str | None = _option(
+        None, "Folder in an official layout, folder of images by class, .npz file, or Hugging Face data set id"
+    )
+    bank_split: str = _option("train", "Labelled split that probes learn from")
+    test_split: str = _option("test", "Labelled split that results are reported on")
+    image_size: int | None = _option(None, "Side of the square views in pixels; default: that of the images")
+    views: str | None = _option(
+        None,
+        'Options of the views that differ from the recipe, as JSON: {"blur_probability": 0.5, "jitter": [0, 0, 0, 0]}',
+    )
+    cache_dir: str | None = _option(
+        None, "Where downloads and decoded images are kept; default: the Hugging Face cache"
+    )
+
+    def view_options(self) -> ViewOptions:
+        """The recipe with what ``views`` changes.
+
+        Raises:
+            InputError: an unknown or impossible option.
+        """
+        try:
+            return ViewOptions(**json.loads(self.views or "{}"))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"--views {self.views}: {error}") from error
+
+
+@dataclass
+class EncoderArguments:
+    """The encoder to start from."""
+
+    model_name_or_path: str = _option(
+        "resnet18", "resnet18, resnet50 or vit-small (random weights), or an image encoder's folder or Hugging Face id"
+    )
+    width: float = _option(1.0, "Factor on the channels of a named encoder, such as 0.25 for a CPU")
+    projection_size: int = _option(64, "Width of the projection that the criterion compares")
+
+
+@dataclass
+class VisionLossArguments:
+    """The criterion; names and defaults are those of `simcse_weince.Weince`, except for the temperature."""
+
+    loss: Literal["infonce", "weince", "released"] = _option("weince", "Criterion")
+    temperature: float = _option(0.5, "Divides the cosines of the softmax part")
+    gate: str = _option("both", "Blend weight: both, hardness, evidence, or a fixed number in [0, 1]")
+    evidence: Literal["regression", "likelihood"] = _option("regression", "How Weibull and Gumbel tails are compared")
+    shape: str | None = _option(None, "Tail shape: anchor, shrunk, or a number; default: anchor, for released 1.0")
+    floor: float | None = _option(None, "Added to the shortfall; default: 1e-4, for released 1e-6")
+    tail_fraction: float = _option(0.10, "Share of the negatives that make the tail")
+    min_tail_size: int = _option(32, "Smallest number of negatives in the tail")
+    pivot: float | None = _option(None, "Absolute shortfall at which the hardness gate is half open; default: quantile")
+    pivot_quantile: float = _option(0.2, "Quantile of the hardness over the batch that sets the pivot")
+    hardness_sharpness: float = _option(10.0, "Slope of the hardness gate")
+    evidence_sharpness: float = _option(1.0, "Slope of the evidence gate")
+    evidence_margin: float = _option(2.0, "Evidence at which its gate is half open")
+    gather_across_devices: bool = _option(True, "Compare with the images of all processes, not only one's own")
+
+    def criterion(self) -> InfoNCE:
+        """The chosen criterion in the layout of two views.
+
+        Raises:
+            InputError: an option is out of range.
+        """
+        names = ["temperature"] if self.loss == "infonce" else [item.name for item in fields(self)][1:-1]
+        options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        for name in {"gate", "shape"} & options.keys():
+            with suppress(ValueError):  # a word is checked by the criterion
+                options[name] = float(options[name])
+        try:
+            kinds = {"infonce": InfoNCE, "weince": Weince, "released": ReleasedWeince}
+            return kinds[self.loss](layout="both_views", **options)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"loss options: {error}") from error
+
+
+@dataclass
+class EvaluationArguments:
+    """What only the evaluation of a saved encoder needs."""
+
+    batch_size: int = _option(512, "Images at a time; the features do not depend on it")
+    device: str | None = _option(None, "cpu, cuda, cuda:1, mps; default: the first GPU if there is one")
+    features: str | None = _option(None, "Folder for the features and labels of bank and test images, as .npy")
+    output: str | None = _option(None, "JSON file for every score with its protocol")
+
+
+@dataclass
+class VisionArguments(TrainingArguments):
+    """Training arguments of transformers with the defaults of the paper's SimCLR recipe.
+
+    Differences: Adam with a constant learning rate of 3e-4, no weight decay and no clipping; batch 256, an incomplete
+    one left out; 100 epochs; after each a kNN score on training images and a checkpoint. ``optimizer: lars`` is as in
+    SimCLR: learning rate 0.3 * batch / 256, weight decay 1e-6, a tenth of warm-up, then cosine.
+    """
+
+    output_dir: str | None = _option(None, "Folder of the trained encoder, its checkpoints and its reports")
+    train_split: str = _option("train", "Split to train on, without its labels")
+    optimizer: Literal["adam", "lars"] = _option("adam", "Optimizer")
+    learning_rate: float = _option(None, "Peak learning rate; default: 3e-4, for lars 0.3 * batch / 256")
+    lr_scheduler_type: str = _option(None, "Schedule; default: constant, for lars cosine")
+    warmup_steps: float = _option(None, "Steps, or below 1 a share of all, of warm-up; default: 0, for lars 0.1")
+    weight_decay: float = _option(None, "Weight decay; default: 0, for lars 1e-6")
+    max_grad_norm: float = _option(0.0, "Longest gradient; 0: any")
+    per_device_train_batch_size: int = _option(256, "Images of a batch on each device")
+    per_device_eval_batch_size: int = _option(512, "Images at a time in evaluation")
+    num_train_epochs: float = _option(100.0, "Passes over the images")
+    dataloader_drop_last: bool = _option(True, "Leave out an incomplete batch")
+    remove_unused_columns: bool = _option(False, "Has no effect: images have no columns")
+    eval_strategy: str = _option("epoch", "When to compute the kNN score: steps, epoch or no")
+    knn_images: int = _option(10_000, "Labelled training images for that score: four fifths bank, one fifth queries")
+    save_strategy: str = _option("epoch", "When to write a checkpoint: steps, epoch or no")
+    save_total_limit: int | None = _option(1, "Checkpoints to keep")
+    logging_steps: float = _option(50, "Steps between log lines")
+    logging_nan_inf_filter: bool = _option(False, "Hide a loss that is not finite, which else ends the training")
+    overwrite_output_dir: bool = _option(False, "Allow an --output_dir that already holds a run")
+
+    def __post_init__(self) -> None:
+        """Fill what depends on the optimizer or on this machine."""
+        if not self.output_dir:
+            raise InputError("--output_dir is missing")
+        lars, given = self.optimizer == "lars", self.learning_rate
+        self.learning_rate = 3e-4 if given is None else given
+        self.lr_scheduler_type = self.lr_scheduler_type or ("cosine" if lars else "constant")
+        self.warmup_steps = self.warmup_steps if self.warmup_steps is not None else 0.1 * lars
+        self.weight_decay = self.weight_decay if self.weight_decay is not None else 1e-6 * lars
+        # transformers refuses bfloat16 on a machine without a GPU unless it is told that the CPU is meant.
+        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
+        if self.use_cpu:
+            self.fp16, self.bf16 = False, self.bf16 or (self.fp16 and has_fast_bfloat16())
+            self.dataloader_pin_memory = False
+        if self.disable_tqdm is None:
+            self.disable_tqdm = not sys.stderr.isatty()
+        super().__post_init__()
+        if self.parallel_mode == ParallelMode.NOT_DISTRIBUTED:
+            self._n_gpu = 1  # DataParallel, which nobody asked for, would see too few negatives
+        if lars and given is None:
+            self.learning_rate = 0.3 * self.per_device_train_batch_size * self.world_size / 256
+        if not self.learning_rate > 0 or self.per_device_train_batch_size < 2:
+            raise InputError("--learning_rate must be above 0, and --per_device_train_batch_size at least 2")
+
+
+class VisionGroups(NamedTuple):
+    """The options of a training run, and in ``chosen`` those that are not at their defaults."""
+
+    images: ImageArguments
+    encoder: EncoderArguments
+    loss: VisionLossArguments
+    probes: ProbeOptions
+    training: VisionArguments
+    chosen: dict[str, Any]
+
+
+def parse_vision_arguments(arguments: Sequence[str], prog: str | None = None) -> VisionGroups:
+    """Parse the command line of a training run as :func:`parse_groups` does."""
+    groups = (ImageArguments, EncoderArguments, VisionLossArguments, ProbeOptions, VisionArguments)
+    usage = "%(prog)s [--config FILE.yaml] --images SOURCE --output_dir DIR [options]"
+    return VisionGroups(*parse_groups(groups, arguments, prog, usage))
+
+
+def parse_groups(
+    groups: Sequence[Any],
+    arguments: Sequence[str],
+    prog: str | None,
+    usage: str,
+    saved: Mapping[str, Any] | None = None,
+) -> list[Any]:
+    """Parse options into dataclasses, of which the first is `ImageArguments`.
+
+    What comes later wins: defaults, ``saved`` (the configuration of another run, of which unknown options are passed
+    over), ``--config FILE``, the command line.
+
+    Returns:
+        An object for each dataclass, then the options that differ from their defaults, in the form of a configuration
+        file that can be shared: of an absolute path only the last part.
+
+    Raises:
+        InputError: an unknown or unconvertible option; names file, line and key.
+    """
+    parser = _Parser(list(groups), prog)
+    parser.usage = usage
+    parser.add_argument("--config", help="YAML or JSON file with any of these options; the command line wins")
+    known = {item.name for group in groups for item in fields(group)}
+    tokens: list[str] = []
+    for name, value in (saved or {}).items():
+        if name in known:
+            tokens += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    config = parser.parse_known_args(arguments)[0].config
+    tokens += [] if config is None else _config_tokens(parser, Path(config))
+    namespace, unknown = parser.parse_known_args([*tokens, *arguments])
+    if unknown:
+        raise InputError(f"unknown option {unknown[0]}{_suggestion(parser, unknown[0])}")
+    try:
+        *parsed, _ = parser.parse_args_into_dataclasses([*tokens, *arguments], look_for_args_file=False)
+    except InputError:
+        raise
+    except (ValueError, ImportError) as error:
+        # What transformers refuses when it builds its arguments, such as an unknown strategy.
+        raise InputError(" ".join(str(error).split())) from error
+    if not parsed[0].images:
+        raise InputError("--images is missing: a folder of images, or the id of a Hugging Face data set")
+    chosen = {name: _without_absolute_path(value) for name, value in vars(namespace).items()
+              if name in known and name not in _NOT_SAVED and value != parser.get_default(name)}  # fmt: skip
+    return [*parsed, chosen]
