@@ -16,19 +16,19 @@ and every statistic of the batch (pivot, pooled shape, running average, :meth:`I
 batch, equal on all processes to the last bit.
 """
 
+import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from simcse_weince.gather import Shard
-from simcse_weince.links import blended_link, shortfall, shortfall_link, softmax_link
+from simcse_weince.links import blended_link, blended_slope, shortfall, softmax_link
 from simcse_weince.tail import (
     FEWEST_NEGATIVES,
     TailFit,
@@ -57,7 +57,13 @@ DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 """Which sides of the pairs are compared, in the words and the order of sentence-transformers."""
 
 COSINES_AT_ONCE = 1 << 24
-"""Batches with more cosines than this (64 MB in float32) are worked off in chunks of anchors."""
+"""Batches with more cosines than this (64 MB in float32) are worked off in chunks of anchors, and hold none of them."""
+
+COSINES_IN_CACHE = 1 << 20
+"""On a CPU smaller chunks are faster: what is done to them is done in the cache."""
+
+NEAR = 0.05
+"""A negative is near the endpoint if its shortfall is below this; for the log."""
 
 
 class Comparison(NamedTuple):
@@ -68,7 +74,10 @@ class Comparison(NamedTuple):
             other, and C is then the number of candidates of all.
         positive: (A, P) the column of each anchor's positive, and of further copies of it: those are in the denominator
             but, like the positive, not in the tail.
-        dropped: (A, C) bool, True for candidates in neither denominator nor tail, never for a positive; None for none.
+        own: (A, O) the columns of candidates that are the anchor itself, compared with nobody.
+        keep: for a slice of anchors, which candidates they are compared with, (a, C) bool; None for all. A positive is
+            compared always.
+        rows: which anchors these are, of those that ``keep`` knows.
         most_negatives: number of negatives of an anchor of which no candidate is masked.
         zero_norm_rows: rows of the batch in which an embedding has no direction, for the statistics; scalar.
         shard: which rows of the global batch the anchors are.
@@ -76,7 +85,9 @@ class Comparison(NamedTuple):
 
     blocks: tuple[tuple[Tensor, Tensor], ...]
     positive: Tensor
-    dropped: Tensor | None
+    own: Tensor
+    keep: Callable[[slice], Tensor] | None
+    rows: slice
     most_negatives: int
     zero_norm_rows: Tensor
     shard: Shard
@@ -86,24 +97,28 @@ class Comparison(NamedTuple):
         cosines = [anchors @ candidates.T for anchors, candidates in self.blocks]
         return cosines[0] if len(cosines) == 1 else torch.cat(cosines, dim=1)
 
-    def fill_dropped(self, values: Tensor, fill: float) -> Tensor:
-        """``values`` (A, C) with ``fill`` in place of all candidates that are not compared."""
-        return values if self.dropped is None else values.masked_fill(self.dropped, fill)
+    def dropped(self) -> Tensor | None:
+        """True for further candidates in neither denominator nor tail, (A, C); None if there are none."""
+        if self.keep is None:
+            return None
+        return (~self.keep(self.rows)).scatter_(1, self.positive, False).scatter_(1, self.own, False)
 
-    def only_negatives(self, cosine: Tensor) -> Tensor:
-        """``cosine`` (A, C) with -inf in place of everything but the unmasked negatives."""
-        return self.fill_dropped(cosine, -math.inf).scatter(1, self.positive, -math.inf)
+    def fill(self, values: Tensor, dropped: Tensor | None, value: float) -> Tensor:
+        """Put ``value`` in place of all ``values`` (A, C) of candidates that are not compared."""
+        if dropped is not None:
+            values.masked_fill_(dropped, value)
+        return values.scatter_(1, self.own, value) if self.own.shape[1] else values
 
     def split(self, size: int) -> list["Comparison"]:
         """The same comparison for ``size`` anchors at a time."""
-        anchors = zip(*(block[0].split(size) for block in self.blocks), strict=True)
-        positive = self.positive.split(size)
-        dropped = [None] * len(positive) if self.dropped is None else self.dropped.split(size)
         return [
             self._replace(
-                blocks=tuple((a, block[1]) for a, block in zip(part, self.blocks, strict=True)), positive=p, dropped=d
+                blocks=tuple((anchors[part], candidates) for anchors, candidates in self.blocks),
+                positive=self.positive[part],
+                own=self.own[part],
+                rows=part,
             )
-            for part, p, d in zip(anchors, positive, dropped, strict=True)
+            for part in (slice(start, start + size) for start in range(0, len(self.positive), size))
         ]
 
 
@@ -119,18 +134,23 @@ class _Part(NamedTuple):
 class _Look(NamedTuple):
     """What a look at the cosines keeps: small tensors without gradient."""
 
-    anchors: Tensor  # (A, 3) and more: cosine of the positive, mean cosine and number of its negatives; then a TailFit
+    anchors: Tensor  # (A, 5) and more: the columns below, then a TailFit
     pooled: Tensor  # (p,) smallest shortfalls of all anchors together
+
+    @classmethod
+    def columns(cls, *values: Tensor) -> Tensor:
+        """Numbers of each anchor side by side."""
+        return torch.stack([value.to(values[0]) for value in values], dim=1)
 
     @property
     def negatives(self) -> Tensor:
         """Number of unmasked negatives of each anchor, (A,)."""
-        return self.anchors[:, 2].long()
+        return self.anchors[:, 0].long()
 
     @property
     def fit(self) -> TailFit:
         """The tail of each anchor."""
-        fit = TailFit(*self.anchors[:, 3:].unbind(1))
+        fit = TailFit(*self.anchors[:, 5:].unbind(1))
         return fit._replace(estimable=fit.estimable > 0)
 
 
@@ -202,7 +222,7 @@ class InfoNCE(nn.Module):
         first: Tensor,
         second: Tensor,
         *negatives: Tensor,
-        keep: Tensor | None = None,
+        keep: Tensor | Callable[[slice], Tensor] | None = None,
         shard: Shard | None = None,
     ) -> Tensor:
         """Loss of a batch of N pairs.
@@ -214,7 +234,8 @@ class InfoNCE(nn.Module):
             keep: (A, C) bool; False leaves candidate j out of the denominator and of the tail of anchor i. A is N and C
                 is N * (1 + columns of negatives); for "both_views" both are 2N. With several directions C counts the
                 candidates of all, in the order listed above. A positive is always kept; an anchor that has several is
-                several rows, whose positives are masked for one another.
+                several rows, whose positives are masked for one another. A function that makes the rows of any slice
+                of the anchors spares the memory of all.
             shard: the rows of the batch that this process holds, to compare them with those of all; in C, N is then the
                 number of rows of all, and the columns of candidates are [all positives, all first negatives, ...].
                 None: the batch of this process is the whole batch.
@@ -228,15 +249,16 @@ class InfoNCE(nn.Module):
         """
         comparisons = self.compare(first, second, *negatives, keep=keep, shard=shard)
         # Backwards, so that stats() are left with the first direction.
-        losses = torch.stack([self.anchor_losses(comparison) for comparison in comparisons[::-1]]).mean(0)
-        return losses.mean() * comparisons[0].shard.weight if self.reduction == "mean" else losses
+        losses = [self._loss(comparison) for comparison in comparisons[::-1]]
+        loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean(0)
+        return loss * comparisons[0].shard.weight if self.reduction == "mean" else loss
 
     def compare(
         self,
         first: Tensor,
         second: Tensor,
         *negatives: Tensor,
-        keep: Tensor | None = None,
+        keep: Tensor | Callable[[slice], Tensor] | None = None,
         shard: Shard | None = None,
     ) -> list[Comparison]:
         """Normalise a batch and lay it out, once for each denominator; arguments as in :meth:`forward`."""
@@ -259,16 +281,23 @@ class InfoNCE(nn.Module):
         parts = self._parts(units, shard)
         widths = [len(part.candidates) for part in parts]
         shape = (len(parts[0].anchors), sum(widths))
-        if keep is not None and (keep.dtype != torch.bool or tuple(keep.shape) != shape):
-            raise ValueError(f"keep must be a bool tensor of shape {shape}, got {keep.dtype} {tuple(keep.shape)}")
+        rows_of = None if keep is None else _checked(keep, shape)
         if self.own_negatives_only:
-            own = torch.arange(shape[1], device=first.device) % shard.total == parts[0].positive
-            keep = own if keep is None else keep & own
-            return [_denominator(parts, keep, zero_norm_rows, shard)._replace(most_negatives=len(negatives))]
+            column, given = torch.arange(shape[1], device=first.device) % shard.total, rows_of
+
+            def rows_of(rows: slice) -> Tensor:
+                own = column == parts[0].positive[rows]
+                return own if given is None else own & given(rows)
+
+            return [_denominator(parts, rows_of, zero_norm_rows, shard)._replace(most_negatives=len(negatives))]
         if self.partition_mode == "joint":
-            return [_denominator(parts, keep, zero_norm_rows, shard)]
-        keeps = [None] * len(parts) if keep is None else keep.split(widths, dim=1)
-        return [_denominator([part], k, zero_norm_rows, shard) for part, k in zip(parts, keeps, strict=True)]
+            return [_denominator(parts, rows_of, zero_norm_rows, shard)]
+        ends = list(itertools.accumulate(widths))
+        spans = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
+        return [
+            _denominator([part], rows_of and _columns(rows_of, span), zero_norm_rows, shard)
+            for part, span in zip(parts, spans, strict=True)
+        ]
 
     def _parts(self, units: tuple[Tensor, ...], shard: Shard) -> list["_Part"]:
         """The sides that are compared with one another."""
@@ -290,26 +319,21 @@ class InfoNCE(nn.Module):
         }
         return [parts[name] for name in self.directions]
 
-    def anchor_losses(self, comparison: Comparison) -> Tensor:
-        """Loss of each anchor, (A,), for hosts that lay out anchors and candidates themselves."""
+    def _loss(self, comparison: Comparison) -> Tensor:
+        """Loss of the anchors of this process: their mean, or each, (A,)."""
         with torch.autocast(comparison.positive.device.type, enabled=False):
-            size = self._anchors_at_once(comparison)
-            if size >= len(comparison.positive):
-                cosine = comparison.cosine()
-                return self._losses(comparison, self._own_weights(comparison, cosine.detach()), cosine)
-            # The pivot needs all anchors: look at every chunk first, then compute losses, once more in backward.
-            weights = self._own_weights(comparison).split(size)
-            losses = [
-                checkpoint(self._losses, *part, use_reentrant=False, preserve_rng_state=False)
-                for part in zip(comparison.split(size), weights, strict=True)
-            ]
-            return torch.cat(losses)
+            look, cosines = self._survey(comparison, keep_cosines=True)
+            weights = comparison.shard.own(self._weights(comparison, look))
+            vectors = [vector for block in comparison.blocks for vector in block]
+            return _ClosedForm.apply(self, comparison, weights, cosines, *vectors)
 
     def stats(self) -> dict[str, float]:
         """Numbers of the last global batch for a log; only here is the device waited for. Empty before the first call.
 
-        Means over the anchors that have negatives: positive_cosine and negative_cosine (of unmasked negatives), for
-        `Weince` also blend, shape, hardness, evidence, r_squared and pivot. Counts: masked_candidates (left out by
+        Means over the anchors that have negatives: positive_cosine, negative_cosine, near_negatives (share of negatives
+        with a shortfall below 0.05), for `Weince` also blend, blend_above_half (share of anchors), shape, hardness,
+        evidence, r_squared, pivot and effective_temperature, ``temperature / (1 - blend)``. uniformity: log of the mean
+        of ``exp(-2 |x - y|^2)`` over negatives (Wang and Isola, ICML 2020). Counts: masked_candidates (left out by
         ``keep``), zero_norm_rows (rows of the batch in which an embedding has no direction), anchors_without_tail
         (fewer than 10 negatives). A collapsed encoder and, for `Weince`, anchors without a tail are warned of once.
         """
@@ -325,6 +349,9 @@ class InfoNCE(nn.Module):
         values["masked_candidates"] = masked.sum()
         values["anchors_without_tail"] = (negatives < FEWEST_NEGATIVES).sum().float()
         numbers = dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
+        numbers["uniformity"] = math.log(max(numbers["uniformity"], math.ulp(0.0)))
+        if numbers.get("blend", 1) < 1:
+            numbers["effective_temperature"] = self.temperature / (1 - numbers["blend"])
         if numbers["negative_cosine"] > COLLAPSED:
             self._warn_once("the embeddings have collapsed: the mean cosine of a negative exceeds %.3f", COLLAPSED)
         if "blend" in numbers and numbers["anchors_without_tail"]:
@@ -333,63 +360,71 @@ class InfoNCE(nn.Module):
 
     def _anchors_at_once(self, comparison: Comparison) -> int:
         anchors, candidates = len(comparison.positive), sum(len(block[1]) for block in comparison.blocks)
-        if self.chunk_size is None and anchors * candidates > COSINES_AT_ONCE:
-            return max(1, COSINES_AT_ONCE // candidates)
-        return self.chunk_size or anchors
+        at_once = COSINES_IN_CACHE if comparison.positive.device.type == "cpu" else COSINES_AT_ONCE
+        return self.chunk_size or (anchors if anchors * candidates <= at_once else max(1, at_once // candidates))
 
     @torch.no_grad()
-    def _look(self, chunk: Comparison, cosine: Tensor) -> _Look:
-        """Measure a chunk of a batch."""
+    def _look(self, chunk: Comparison, cosine: Tensor, dropped: Tensor | None) -> _Look:
+        """Measure a chunk of a batch; ``cosine`` is 0 for candidates that are not compared."""
         positive = cosine.gather(1, chunk.positive)
-        negatives = torch.full_like(chunk.positive[:, 0], chunk.most_negatives)
-        if chunk.dropped is not None:
-            negatives = cosine.shape[1] - positive.shape[1] - chunk.dropped.sum(1)
-        mean = (chunk.fill_dropped(cosine, 0).sum(1) - positive.sum(1)) / negatives.clamp(min=1)
-        return _Look(torch.stack([positive[:, 0], mean, negatives.to(mean)], dim=1), cosine.new_empty(0))
+        negatives = positive.new_full(positive.shape[:1], chunk.most_negatives)
+        candidates = cosine.shape[1] - positive.shape[1]
+        if dropped is not None:
+            negatives = candidates - chunk.own.shape[1] - dropped.sum(1, dtype=cosine.dtype)
+        total = cosine.sum(1) - positive.sum(1)
+        near = (cosine > 1 - NEAR).sum(1) - (positive > 1 - NEAR).sum(1)
+        # exp(-2 |x - y|^2) of unit vectors
+        potential = math.exp(-4) * ((4 * cosine).exp().sum(1) - (4 * positive).exp().sum(1) - (candidates - negatives))
+        means = [value / negatives.clamp(min=1) for value in (total, near, potential)]
+        return _Look(_Look.columns(negatives, positive[:, 0], *means), cosine.new_empty(0))
 
     def _pool_size(self, comparison: Comparison) -> int:
         """How many shortfalls of the global batch are pooled."""
         return 0
 
     @torch.no_grad()
-    def _survey(self, comparison: Comparison, cosine: Tensor | None = None) -> _Look:
-        """Measure all anchors of the global batch; ``cosine`` are those of this process, if they are at hand."""
+    def _survey(self, comparison: Comparison, *, keep_cosines: bool = False) -> tuple[_Look, list[Tensor]]:
+        """Measure all anchors of the global batch; return also the cosines of this process, if they fit."""
         shard, pool = comparison.shard, self._pool_size(comparison)
-        anchors, pooled = [], comparison.blocks[0][0].new_empty(0)
-        size = self._anchors_at_once(comparison) if cosine is None else len(cosine)
+        size, candidates = self._anchors_at_once(comparison), sum(len(block[1]) for block in comparison.blocks)
+        keep_cosines &= len(comparison.positive) * candidates <= COSINES_AT_ONCE
+        anchors, pooled, cosines = [], comparison.blocks[0][0].new_empty(0), []
         for chunk in comparison.split(size):
-            look = self._look(chunk, chunk.cosine() if cosine is None else cosine)
+            dropped = chunk.dropped()
+            cosine = chunk.fill(chunk.cosine(), dropped, 0)
+            look = self._look(chunk, cosine, dropped)
             anchors.append(look.anchors)
-            pooled = torch.cat([pooled, look.pooled])
-            pooled = pooled.topk(min(pool, len(pooled)), largest=False).values
+            if pool:
+                pooled = torch.cat([pooled, look.pooled])
+                pooled = pooled.topk(min(pool, len(pooled)), largest=False).values
+            if keep_cosines:
+                cosines.append(cosine)
         if pool:
             everyones = shard._replace(sizes=(1,) * len(shard.sizes))
             pooled = everyones.all_gather(F.pad(pooled, (0, pool - len(pooled)), value=math.inf)[None]).flatten()
-        return _Look(shard.all_gather(torch.cat(anchors)), pooled)
-
-    def _own_weights(self, comparison: Comparison, cosine: Tensor | None = None) -> Tensor:
-        """What the losses need of each anchor of this process, derived from all anchors of the global batch."""
-        return comparison.shard.own(self._weights(comparison, self._survey(comparison, cosine)))
+        return _Look(shard.all_gather(anchors[0] if len(anchors) == 1 else torch.cat(anchors)), pooled), cosines
 
     def _weights(self, comparison: Comparison, look: _Look) -> Tensor:
         """Remember the look for :meth:`stats`; derive from it what the losses need of each anchor, (A, any number)."""
         self.most_negatives = comparison.most_negatives
-        self._last = {
-            "positive_cosine": look.anchors[:, 0],
-            "negative_cosine": look.anchors[:, 1],
-            "negatives": look.negatives,
-            "masked": comparison.most_negatives - look.negatives,
-            "zero_norm_rows": comparison.zero_norm_rows,
-        }
+        names = ("negatives", "positive_cosine", "negative_cosine", "near_negatives", "uniformity")
+        self._last = dict(zip(names, look.anchors.unbind(1), strict=False))
+        self._last["masked"] = comparison.most_negatives - self._last["negatives"]
+        self._last["zero_norm_rows"] = comparison.zero_norm_rows
         return look.anchors.new_empty(len(look.anchors), 0)
 
-    def _losses(self, chunk: Comparison, weights: Tensor, cosine: Tensor | None = None) -> Tensor:
-        cosine = chunk.cosine() if cosine is None else cosine
-        logits = chunk.fill_dropped(self._logits(cosine, weights), -math.inf)
-        return F.cross_entropy(logits, chunk.positive[:, 0], reduction="none")
+    def _losses(self, chunk: Comparison, weights: Tensor, cosine: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of each anchor, (A,), and its derivative by every cosine, (A, C)."""
+        dropped = chunk.dropped()
+        logits = chunk.fill(self._logits(cosine, weights), dropped, -math.inf)
+        return _cross_entropy(logits, self._slope(cosine, weights), chunk.positive[:, :1])
 
     def _logits(self, cosine: Tensor, weights: Tensor) -> Tensor:
         return softmax_link(cosine, self.temperature)
+
+    def _slope(self, cosine: Tensor, weights: Tensor) -> Tensor | float:
+        """Derivative of :meth:`_logits` by the cosine."""
+        return 1 / self.temperature
 
     def _warn_once(self, message: str, *values: object) -> None:
         if message not in self._warned:
@@ -481,13 +516,13 @@ class Weince(InfoNCE):
         first: Tensor,
         second: Tensor,
         *negatives: Tensor,
-        keep: Tensor | None = None,
+        keep: Tensor | Callable[[slice], Tensor] | None = None,
         shard: Shard | None = None,
     ) -> TailStatistics:
         """The tail statistics that :meth:`forward` uses, for the same arguments; those of this process's anchors."""
         comparison = self.compare(first, second, *negatives, keep=keep, shard=shard)[0]
         with torch.autocast(first.device.type, enabled=False):
-            tail = self._statistics(comparison.most_negatives, self._survey(comparison))
+            tail = self._statistics(comparison.most_negatives, self._survey(comparison)[0])
         own = comparison.shard.own
         return tail._replace(
             blend=own(tail.blend), shape=own(tail.shape), hardness=own(tail.hardness), evidence=own(tail.evidence),
@@ -495,17 +530,16 @@ class Weince(InfoNCE):
         )  # fmt: skip
 
     @torch.no_grad()
-    def _look(self, chunk: Comparison, cosine: Tensor) -> _Look:
-        look = super()._look(chunk, cosine)
-        hard = chunk.only_negatives(cosine)
+    def _look(self, chunk: Comparison, cosine: Tensor, dropped: Tensor | None) -> _Look:
+        look = super()._look(chunk, cosine, dropped)
+        hard = _only_negatives(chunk, cosine, dropped)
         size = max(1, tail_size(chunk.most_negatives, self.tail_fraction, self.min_tail_size))
         smallest = shortfall(hard.topk(size).values)
         fraction, minimum = self.tail_fraction, self.min_tail_size
         fit = fit_tail(smallest, look.negatives, fraction=fraction, minimum=minimum, evidence=self.evidence)
-        fitted = torch.stack([value.to(cosine) for value in fit], dim=1)
         pool = min(self._pool_size(chunk), hard.numel())
         pooled = shortfall(hard.flatten().topk(pool).values) if pool else look.pooled
-        return _Look(torch.cat([look.anchors, fitted], dim=1), pooled)
+        return _Look(torch.cat([look.anchors, _Look.columns(*fit)], dim=1), pooled)
 
     def _pool_size(self, comparison: Comparison) -> int:
         views = 2 if self.layout == "both_views" else 1
@@ -550,11 +584,15 @@ class Weince(InfoNCE):
         super()._weights(comparison, look)
         tail = self._statistics(comparison.most_negatives, look)
         self._last |= {name: value for name, value in tail._asdict().items() if isinstance(value, Tensor)}
+        self._last["blend_above_half"] = tail.blend > 0.5
         return torch.stack([tail.blend, tail.shape], dim=1)
 
     def _logits(self, cosine: Tensor, weights: Tensor) -> Tensor:
         blend, shape = weights[:, 0:1], weights[:, 1:2]
         return blended_link(cosine, blend, shape, self.temperature, self.floor)
+
+    def _slope(self, cosine: Tensor, weights: Tensor) -> Tensor | float:
+        return blended_slope(cosine, weights[:, 0:1], weights[:, 1:2], self.temperature, self.floor)
 
 
 class ReleasedWeince(Weince):
@@ -612,14 +650,105 @@ class ReleasedWeince(Weince):
         new = 0.9 * self.shape_average + 0.1 * pooled.shape.clamp(*self.shape_bounds)
         self.shape_average.copy_(torch.where(accepted, new, self.shape_average)[0])
 
-    def _losses(self, chunk: Comparison, weights: Tensor, cosine: Tensor | None = None) -> Tensor:
-        cosine = chunk.cosine() if cosine is None else cosine
-        hardest = chunk.only_negatives(cosine).topk(min(self.top_m, cosine.shape[1])).values
-        top = torch.cat([cosine.gather(1, chunk.positive[:, :1]), hardest], dim=1)
-        first = torch.zeros_like(chunk.positive[:, 0])
-        weibull = F.cross_entropy(shortfall_link(top, weights[:, 2:], self.floor), first, reduction="none")
-        softmax = F.cross_entropy(softmax_link(top, self.temperature), first, reduction="none")
-        return super()._losses(chunk, weights, cosine) + self.weibull_weight * weibull + self.softmax_weight * softmax
+    def _losses(self, chunk: Comparison, weights: Tensor, cosine: Tensor) -> tuple[Tensor, Tensor]:
+        losses, gradient = super()._losses(chunk, weights, cosine)
+        hardest = _only_negatives(chunk, cosine, chunk.dropped()).topk(min(self.top_m, cosine.shape[1]))
+        columns = torch.cat([chunk.positive[:, :1], hardest.indices], dim=1)
+        top = torch.cat([cosine.gather(1, chunk.positive[:, :1]), hardest.values], dim=1)
+        absent, first = top == -math.inf, torch.zeros_like(chunk.positive[:, :1])
+        for weight, blend in ((self.weibull_weight, 1.0), (self.softmax_weight, 0.0)):
+            link = (top.masked_fill(absent, 0), blend, weights[:, 2:], self.temperature, self.floor)
+            part, slope = _cross_entropy(
+                blended_link(*link).masked_fill_(absent, -math.inf), blended_slope(*link), first
+            )
+            losses = losses + weight * part
+            gradient.scatter_add_(1, columns, weight * slope)
+        return losses, gradient
+
+
+class _ClosedForm(torch.autograd.Function):
+    """The loss of a comparison with its gradient written out: nothing of the size of the cosines is kept for backward.
+
+    For a mean the gradient is known, up to a factor, when the loss is, and one pass over the cosines gives both. For
+    one loss per anchor it is not, and backward makes a second pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        criterion: InfoNCE,
+        comparison: Comparison,
+        weights: Tensor,
+        cosines: list[Tensor],
+        *vectors: Tensor,
+    ) -> Tensor:
+        """Return the mean loss, or that of each anchor, (A,)."""
+        ctx.mean = criterion.reduction == "mean"
+        needed = any(vector.requires_grad for vector in vectors)
+        share = weights.new_full((len(weights), 1), 1 / len(weights)) if ctx.mean and needed else None
+        losses, gradients = _pass(criterion, comparison, weights, cosines, vectors, share)
+        if ctx.mean:
+            ctx.save_for_backward(*gradients)
+            return losses.mean()
+        ctx.criterion, ctx.comparison = criterion, comparison
+        ctx.save_for_backward(weights, *vectors)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient by each of the vectors."""
+        if torch.is_grad_enabled():  # by create_graph=True
+            raise RuntimeError("the contrastive criteria have no second derivative; leave out create_graph=True")
+        (output,) = outputs
+        if ctx.mean:
+            gradients = [output * gradient for gradient in ctx.saved_tensors]
+        else:
+            weights, *vectors = ctx.saved_tensors
+            _, gradients = _pass(ctx.criterion, ctx.comparison, weights, [], vectors, output[:, None])
+        return (None, None, None, None, *gradients)
+
+
+@torch.no_grad()
+def _pass(
+    criterion: InfoNCE,
+    comparison: Comparison,
+    weights: Tensor,
+    cosines: list[Tensor],
+    vectors: Sequence[Tensor],
+    share: Tensor | None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Losses (A,) and, if ``share`` (A, 1) is given, the gradient of ``(share * losses).sum()`` by the vectors."""
+    blocks = tuple(zip(vectors[::2], vectors[1::2], strict=True))
+    chunks = comparison._replace(blocks=blocks).split(
+        len(cosines[0]) if cosines else criterion._anchors_at_once(comparison)
+    )
+    losses, gradients = [], [torch.zeros_like(vector) for vector in vectors] if share is not None else []
+    for index, chunk in enumerate(chunks):
+        cosine = cosines[index] if cosines else chunk.cosine()
+        loss, slope = criterion._losses(chunk, weights[chunk.rows], cosine)
+        losses.append(loss)
+        if share is None:
+            continue
+        slope *= share[chunk.rows]
+        start = 0
+        for block, (anchors, candidates) in enumerate(chunk.blocks):
+            part = slope[:, start : start + len(candidates)]
+            gradients[2 * block][chunk.rows] = part @ candidates
+            gradients[2 * block + 1].addmm_(part.T, anchors)
+            start += len(candidates)
+    return torch.cat(losses), gradients
+
+
+def _cross_entropy(logits: Tensor, slope: Tensor | float, positive: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss of each anchor, (A,), and its derivative by the cosines, (A, C), if ``slope`` is that of the logits."""
+    log_share = logits.log_softmax(1)
+    losses = -log_share.gather(1, positive)[:, 0]
+    return losses, log_share.exp_().scatter_add_(1, positive, log_share.new_full(positive.shape, -1)).mul_(slope)
+
+
+def _only_negatives(chunk: Comparison, cosine: Tensor, dropped: Tensor | None) -> Tensor:
+    """``cosine`` (A, C) with -inf in place of everything but the unmasked negatives."""
+    return chunk.fill(cosine.scatter(1, chunk.positive, -math.inf), dropped, -math.inf)
 
 
 def _unit_vectors(embeddings: Tensor) -> tuple[Tensor, Tensor]:
@@ -629,18 +758,27 @@ def _unit_vectors(embeddings: Tensor) -> tuple[Tensor, Tensor]:
     return embeddings / norm.masked_fill(zero, math.inf), zero[:, 0]
 
 
-def _denominator(parts: list[_Part], keep: Tensor | None, zero_norm_rows: Tensor, shard: Shard) -> Comparison:
+def _denominator(
+    parts: list[_Part], keep: Callable[[slice], Tensor] | None, zero_norm_rows: Tensor, shard: Shard
+) -> Comparison:
     """Candidates of several parts side by side."""
     starts = [sum(len(part.candidates) for part in parts[:index]) for index in range(len(parts))]
     positive = torch.cat([part.positive + start for part, start in zip(parts, starts, strict=True)], dim=1)
     own = torch.cat([part.own + start for part, start in zip(parts, starts, strict=True)], dim=1)
-    width, dropped = starts[-1] + len(parts[-1].candidates), None
-    if keep is not None or own.shape[1]:
-        dropped = ~keep if keep is not None else positive.new_zeros(len(positive), width, dtype=torch.bool)
-        dropped.scatter_(1, positive, False).scatter_(1, own, True)
-    most_negatives = width - positive.shape[1] - own.shape[1]
+    most_negatives = starts[-1] + len(parts[-1].candidates) - positive.shape[1] - own.shape[1]
     blocks = tuple((part.anchors, part.candidates) for part in parts)
-    return Comparison(blocks, positive, dropped, most_negatives, zero_norm_rows, shard)
+    return Comparison(blocks, positive, own, keep, slice(0, len(positive)), most_negatives, zero_norm_rows, shard)
+
+
+def _checked(keep: Tensor | Callable[[slice], Tensor], shape: tuple[int, int]) -> Callable[[slice], Tensor]:
+    """``keep`` as a function of a slice of anchors, whose result is checked."""
+    if isinstance(keep, Tensor) and (keep.dtype != torch.bool or tuple(keep.shape) != shape):
+        raise ValueError(f"keep must be a bool tensor of shape {shape}, got {keep.dtype} {tuple(keep.shape)}")
+    return keep.__getitem__ if isinstance(keep, Tensor) else keep
+
+
+def _columns(keep: Callable[[slice], Tensor], span: slice) -> Callable[[slice], Tensor]:
+    return lambda rows: keep(rows)[:, span]
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:

@@ -47,3 +47,14 @@ def blended_link(
     last bit, in value and gradient. ``blend`` and ``shape`` broadcast against ``cosine``: (A, 1) against (A, C).
     """
     return (1 - blend) * softmax_link(cosine, temperature) + shortfall_link(cosine, blend * shape, floor)
+
+
+def blended_slope(
+    cosine: Tensor, blend: float | Tensor, shape: float | Tensor, temperature: float, floor: float = 1e-4
+) -> Tensor:
+    """Derivative of :func:`blended_link`: ``(1 - blend) / temperature + blend * shape / (1 - s + floor)``.
+
+    Beyond the endpoint, where rounding may take a cosine, the shortfall is constant and only the first part is left.
+    """
+    below = blend * shape / (shortfall(cosine) + floor)
+    return (1 - blend) / temperature + below.masked_fill_(cosine > 1, 0)

@@ -6,7 +6,7 @@ twice, and give the same values and gradients for any batch size (GradCache, Gao
 
 import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -379,27 +379,32 @@ def _token_keys(ids: Tensor, positions: Tensor) -> Tensor:
     return mixed ^ (mixed >> 31)
 
 
-def _keep_mask(keys: Tensor, criterion: InfoNCE, shard: Shard) -> Tensor:
-    """Which candidates an anchor is compared with, (A, C): all but copies of itself and of its positive.
+def _keep_mask(keys: Tensor, criterion: InfoNCE, shard: Shard) -> Callable[[slice], Tensor]:
+    """Which candidates a slice of anchors is compared with, (a, C): all but copies of itself and of its positive.
 
-    The positive itself may be marked as a copy: a criterion keeps it always.
+    The positive itself may be marked as a copy: a criterion keeps it always. Made slice by slice, because for 32,768
+    anchors the mask of all takes 1 GB.
     """
     keys = keys.expand(max(2, len(keys)), -1)  # a single column is its own positive
     everyones = shard.all_gather(keys.T).T
+    queries, docs, partners = everyones[0], everyones[1:].flatten(), everyones[1]
 
-    def keep(direction: str) -> Tensor:
-        side, _, others = direction.split("_")
-        anchors, positives = keys[:2] if side == "query" else keys[:2].flip(0)
-        queries, docs = everyones[0], everyones[1:].flatten()
-        candidates, partners = (docs, queries) if others == "doc" else (queries, everyones[1])
+    def kept(anchors: Tensor, positives: Tensor, others: str) -> Tensor:
+        candidates, theirs = (docs, queries) if others == "doc" else (queries, partners)
         copies = candidates == anchors[:, None]
         copies |= candidates == positives[:, None]
         # The positive of a copy of the anchor is a positive of the anchor.
-        copies[:, : len(partners)] |= partners == anchors[:, None]
+        copies[:, : len(theirs)] |= theirs == anchors[:, None]
         return copies.logical_not_()
 
-    if criterion.layout == "both_views":
-        rows = (("query_to_query", "query_to_doc"), ("doc_to_query", "doc_to_doc"))
-        return torch.cat([torch.cat([keep(direction) for direction in row], dim=1) for row in rows])
-    masks = [keep(direction) for direction in criterion.directions]
-    return masks[0] if len(masks) == 1 else torch.cat(masks, dim=1)
+    def rows(part: slice) -> Tensor:
+        if criterion.layout == "both_views":
+            anchors, positives = keys[:2].flatten()[part], keys[:2].flip(0).flatten()[part]
+            return torch.cat([kept(anchors, positives, "query"), kept(anchors, positives, "doc")], dim=1)
+        masks = []
+        for side, _, others in (direction.split("_") for direction in criterion.directions):
+            anchors, positives = keys[:2, part] if side == "query" else keys[:2, part].flip(0)
+            masks.append(kept(anchors, positives, others))
+        return masks[0] if len(masks) == 1 else torch.cat(masks, dim=1)
+
+    return rows

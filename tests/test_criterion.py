@@ -89,7 +89,7 @@ class TestPublishedValues:
         old = 4.0
         for step, expected in enumerate(case["released_objective"]):
             batch = arrays[f"step{step}_first"], arrays[f"step{step}_second"]
-            pooled = criterion._pooled_fit(criterion._survey(criterion.compare(*batch)[0]), "regression")
+            pooled = criterion._pooled_fit(criterion._survey(criterion.compare(*batch)[0])[0], "regression")
             assert pooled.shape.item() == pytest.approx(expected["beta_hat_batch"], rel=1e-4)
             assert pooled.r_squared.item() == pytest.approx(expected["r_squared_batch"], rel=1e-4)
             assert criterion(*batch).item() == pytest.approx(expected["loss"], rel=1e-5)
@@ -190,6 +190,39 @@ class TestGradients:
         keep = torch.rand(4, 12, generator=torch.Generator().manual_seed(0)) > 0.4
         criterion = Weince(0.2, gate=0.4, shape=2.0)
         assert torch.autograd.gradcheck(lambda *e: criterion(*e, keep=keep), embeddings)
+
+    @pytest.mark.parametrize("criterion_class", [InfoNCE, Weince, ReleasedWeince])
+    @pytest.mark.parametrize("reduction", ["mean", "none"])
+    def test_a_mask_made_slice_by_slice_is_the_mask(self, criterion_class, reduction):
+        for layout, columns in (("cross_view", 3), ("both_views", 2)):
+            shape = (80, 80) if layout == "both_views" else (40, 80)
+            keep, asked = torch.rand(shape, generator=torch.Generator().manual_seed(0)) > 0.3, []
+            results = []
+            for mask in (keep, lambda rows, keep=keep, asked=asked: asked.append(rows) or keep[rows]):
+                embeddings = [e.requires_grad_() for e in views(40, columns=columns)]
+                criterion = criterion_class(layout=layout, chunk_size=7, reduction=reduction)
+                loss = criterion(*embeddings, keep=mask)
+                results.append([loss, *torch.autograd.grad(loss.square().sum(), embeddings)])
+            assert asked[0] == slice(0, 7)
+            torch.testing.assert_close(*results)
+
+    def test_one_loss_per_anchor_has_the_gradient_of_each(self):
+        """For the mean the gradient is made with the loss, for single losses afterwards: both must be the same."""
+        weight = torch.rand(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        for chunk_size in (None, 7):
+            embeddings = [e.requires_grad_() for e in views(40)]
+            mean = torch.autograd.grad(Weince(chunk_size=chunk_size)(*embeddings), embeddings)
+            losses = Weince(chunk_size=chunk_size, reduction="none")(*embeddings)
+            torch.testing.assert_close(torch.autograd.grad(losses.mean(), embeddings, retain_graph=True), mean)
+            alone = [torch.autograd.grad(loss, embeddings, retain_graph=True) for loss in losses]
+            sums = [sum(w * g[view] for w, g in zip(weight, alone, strict=True)) for view in (0, 1)]
+            torch.testing.assert_close(torch.autograd.grad((weight * losses).sum(), embeddings), tuple(sums))
+
+    def test_a_second_derivative_is_refused(self):
+        embeddings = [e.requires_grad_() for e in views(12)]
+        for reduction in ("mean", "none"):
+            with pytest.raises(RuntimeError, match="no second derivative"):
+                torch.autograd.grad(Weince(reduction=reduction)(*embeddings).sum(), embeddings, create_graph=True)
 
     @pytest.mark.parametrize("layout", ["cross_view", "both_views"])
     def test_statistics_carry_no_gradient(self, layout):
@@ -397,6 +430,7 @@ def test_large_batches_are_chunked_by_themselves(monkeypatch):
     results = []
     for limit in (1 << 24, 300):
         monkeypatch.setattr("simcse_weince.criterion.COSINES_AT_ONCE", limit)
+        monkeypatch.setattr("simcse_weince.criterion.COSINES_IN_CACHE", limit)
         embeddings = [e.requires_grad_() for e in views(40, columns=3)]
         criterion, rows = Weince(shape="shrunk"), []
         logits = criterion._logits

@@ -339,7 +339,7 @@ def test_released_average_survives_saving_and_a_poor_fit():
     assert restored.shape_average == criterion.shape_average
     # Two tight clusters: log rank against log shortfall is no line.
     clusters = torch.eye(2).repeat(20, 4) + 1e-3 * torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
-    fit = restored._pooled_fit(restored._survey(restored.compare(clusters, clusters.roll(1, 1))[0]), "regression")
+    fit = restored._pooled_fit(restored._survey(restored.compare(clusters, clusters.roll(1, 1))[0])[0], "regression")
     assert fit.r_squared < 0.85
     restored(clusters, clusters.roll(1, 1))
     assert restored.shape_average == criterion.shape_average

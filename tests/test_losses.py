@@ -72,7 +72,10 @@ def one_token_texts(ids: list[list[int]]) -> list[dict[str, Any]]:
 
 def keep_mask(columns: list[dict[str, Any]], both_views: bool = False) -> Tensor:
     keys = InfoNCELoss(nn.Identity()).batch_keys(columns)
-    return _keep_mask(keys, InfoNCE(layout="both_views" if both_views else "columns"), Shard((keys.shape[1],)))
+    rows = _keep_mask(keys, InfoNCE(layout="both_views" if both_views else "columns"), Shard((keys.shape[1],)))
+    return torch.cat(
+        [rows(slice(start, start + 3)) for start in range(0, 2 * len(keys[0]) if both_views else len(keys[0]), 3)]
+    )
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -133,7 +136,7 @@ def test_duplicates_in_all_directions():
     """The masks of the four directions are those of both views, side by side instead of one over the other."""
     columns = one_token_texts([[1, 2, 1, 4], [11, 12, 13, 2]])
     keys = InfoNCELoss(nn.Identity()).batch_keys(columns)
-    keep = _keep_mask(keys, InfoNCE(directions=DIRECTIONS[-1][0]), Shard((4,)))
+    keep = _keep_mask(keys, InfoNCE(directions=DIRECTIONS[-1][0]), Shard((4,)))(slice(0, 4))
     both = keep_mask(columns, both_views=True)
     assert torch.equal(keep, torch.cat([both[:4, 4:], both[:4, :4], both[4:, :4], both[4:, 4:]], dim=1))
     embeddings = torch.randn(14, 8, generator=torch.Generator().manual_seed(0))
