@@ -277,6 +277,14 @@ def test_images_of_different_sizes_need_one_size(tmp_path):
     assert load_images(root, "train", image_size=16).images.shape == (2, 3, 16, 16)
 
 
+def test_the_message_names_source_and_remedy(tmp_path):
+    folder = _cifar10(tmp_path)
+    (folder / "data_batch_2").unlink()
+    with pytest.raises(InputError) as caught:
+        load_images(folder, "train")
+    assert str(caught.value) == f"{folder}: CIFAR-10 lacks data_batch_2; unpack the whole official download there"
+
+
 def test_a_damaged_image_is_named(tmp_path):
     folder = tiny_images.write_tiny_imagenet(tmp_path)
     (folder / "val" / "images" / "val_2.JPEG").write_bytes(b"no image")

@@ -7,12 +7,4 @@ from simcse_weince.vision.backbones import VisionEncoder, build_backbone
 from simcse_weince.vision.datasets import ImageSet, load_images
 from simcse_weince.vision.views import TwoViews, ViewOptions, evaluation_view
 
-__all__ = [
-    "ImageSet",
-    "TwoViews",
-    "ViewOptions",
-    "VisionEncoder",
-    "build_backbone",
-    "evaluation_view",
-    "load_images",
-]
+__all__ = ["ImageSet", "TwoViews", "ViewOptions", "VisionEncoder", "build_backbone", "evaluation_view", "load_images"]

@@ -194,11 +194,9 @@ def _read_batch(files: _Files, name: str) -> dict[str, Any]:
 
 def _read_stl10(files: _Files, folder: Path, needed: list[str]) -> ImageSet:
     mapped = Path(folder, needed[0])
-    pixels: Any = (
-        np.memmap(mapped, mode="c") if mapped.is_file() else np.frombuffer(bytearray(files[needed[0]]()), "u1")
-    )
-    # The planes are stored by columns.
-    images = torch.from_numpy(pixels.reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2))
+    in_folder = mapped.is_file()
+    pixels = np.memmap(mapped, mode="c") if in_folder else np.frombuffer(bytearray(files[needed[0]]()), np.uint8)
+    images = torch.from_numpy(pixels.reshape(-1, 3, 96, 96).swapaxes(2, 3))  # planes are stored by columns
     if len(needed) == 1:
         return ImageSet(images, None, None, "STL-10")
     classes = files["class_names.txt"]().decode().split()
@@ -215,22 +213,17 @@ def _read_tiny_imagenet(files: _Files, folder: Path, split: str, image_size: int
         rows = [line.split("\t") for line in files["val/val_annotations.txt"]().decode().splitlines()]
         names, wnids = [f"val/images/{row[0]}" for row in rows], [row[1] for row in rows]
         _require(names, files, f"{folder}: Tiny-ImageNet")
-    _require(
-        [f"{split} images of {wnid}" for wnid in classes],
-        {f"{split} images of {wnid}" for wnid in wnids},
-        f"{folder}: Tiny-ImageNet",
-    )
-    _require(wnids, classes, f"{folder / 'wnids.txt'}:")
-    opened = ((name, io.BytesIO(files[name]())) for name in names)
-    images = _cached(
-        cache, lambda: {"images": _decode(opened, len(names), image_size)}, _state(folder, names), image_size
-    )
-    return ImageSet(images["images"], torch.tensor([classes.index(wnid) for wnid in wnids]), classes, "Tiny-ImageNet")
+    _require(classes, wnids, f"{folder}: {split} of Tiny-ImageNet")
+    _require(wnids, classes, f"{folder / 'wnids.txt'}")
+    encoded = ((name, io.BytesIO(files[name]())) for name in names)
+    images = _decode(encoded, len(names), image_size, cache, _state(folder, names))
+    return ImageSet(images, torch.tensor([classes.index(wnid) for wnid in wnids]), classes, "Tiny-ImageNet")
 
 
 def _read_npz(path: Path, split: str) -> ImageSet:
     with np.load(path, allow_pickle=False) as stored:
-        _require([f"x_{split}", f"y_{split}"], stored, f"{path}: ...")
+        if not {f"x_{split}", f"y_{split}"} <= set(stored):
+            raise InputError(f"{path}: needs the arrays x_{split} and y_{split}, and has {', '.join(stored)}")
         images = _planes(stored[f"x_{split}"])
         classes = [str(name) for name in stored["classes"]] if "classes" in stored else None
         return ImageSet(images, _labels(stored[f"y_{split}"], len(images), len(classes or ())), classes, path.stem)
@@ -248,19 +241,15 @@ def _read_dataset(source: str, builder: dict[str, str], split: str, image_size: 
     if len(pictures) != 1:
         raise InputError(f"{source}: needs one column of images and has {len(pictures)}")
     column = next((name for name in ("label", "labels", "fine_label", *named) if name in named), None)
-    opened = ((f"image {number}", row[pictures[0]]) for number, row in enumerate(rows.select_columns(pictures)))
-    images = _cached(cache, lambda: {"images": _decode(opened, len(rows), image_size)}, rows._fingerprint, image_size)
+    encoded = ((f"image {number}", row[pictures[0]]) for number, row in enumerate(rows.select_columns(pictures)))
+    images = _decode(encoded, len(rows), image_size, cache, rows._fingerprint)
     if column is None or split == "unlabeled":
-        return ImageSet(images["images"], None, None, Path(source).name)
-    used = [
-        {named[column][number] for number in loaded[name][column] if number >= 0}
-        for name in ("train", chosen)
-        if name in loaded
-    ]
-    if different := sorted(used[0] ^ used[-1]):
-        raise InputError(f"{source}: the classes in train and {chosen} differ: only one has {', '.join(different[:5])}")
-    labels = _labels(rows[column], len(rows), len(named[column]))
-    return ImageSet(images["images"], labels, named[column], Path(source).name)
+        return ImageSet(images, None, None, Path(source).name)
+    classes = named[column]
+    if different := set(rows[column]) ^ set(loaded["train" if "train" in loaded else chosen][column]):
+        listed = ", ".join(classes[number] for number in sorted(different)[:5])
+        raise InputError(f"{source}: the classes of train and {chosen} differ: only one of them has {listed}")
+    return ImageSet(images, _labels(rows[column], len(rows), len(classes)), classes, Path(source).name)
 
 
 def _state(folder: Path, names: list[str]) -> list[Any]:
@@ -280,24 +269,26 @@ def _cached(folder: Path, build: Callable[[], dict[str, Tensor]], *key: Any) -> 
     return load_file(path)
 
 
-def _decode(opened: Iterable[tuple[str, Any]], count: int, image_size: int | None) -> Tensor:
-    """Decode images into uint8 (N, 3, H, W)."""
-    images = torch.empty(0)
-    for index, (name, image) in enumerate(tqdm(opened, "images", count, disable=None, leave=False)):
-        try:
-            image = (image if isinstance(image, Image.Image) else Image.open(image)).convert("RGB")
-        except OSError as error:
-            raise InputError(f"{name}: no readable image ({error})") from error
-        if image_size is not None:
-            image = image.resize((image_size, image_size), Image.Resampling.BICUBIC)
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-        if not index:
-            images = torch.empty(count, *pixels.shape, dtype=torch.uint8)
-        if pixels.shape != images.shape[1:]:
-            sizes = f"{image.width} x {image.height} pixels and the first image {images.shape[3]} x {images.shape[2]}"
-            raise InputError(f"{name}: has {sizes}; name one size for all with --image_size")
-        images[index] = pixels
-    return images
+def _decode(encoded: Iterable[tuple[str, Any]], count: int, image_size: int | None, cache: Path, state: Any) -> Tensor:
+    """Decode named images, files or of Pillow, into uint8 (N, 3, H, W), unless an earlier run did."""
+
+    def build() -> dict[str, Tensor]:
+        images = torch.empty(0)
+        for index, (name, image) in enumerate(tqdm(encoded, "images", count, disable=None, leave=False)):
+            try:
+                image = (image if isinstance(image, Image.Image) else Image.open(image)).convert("RGB")
+            except OSError as error:
+                raise ValueError(f"{name}: {error}") from error
+            if image_size is not None:
+                image = image.resize((image_size, image_size), Image.Resampling.BICUBIC)
+            if not index:
+                images = torch.empty(count, 3, image.height, image.width, dtype=torch.uint8)
+            if images.shape[2:] != (image.height, image.width):
+                raise ValueError(f"{name} differs in size from the first image; name one size with --image_size")
+            images[index] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        return {"images": images}
+
+    return _cached(cache, build, state, image_size)["images"]
 
 
 def _planes(images: np.ndarray) -> Tensor:
@@ -305,7 +296,7 @@ def _planes(images: np.ndarray) -> Tensor:
     if images.ndim == 4 and images.shape[1] != 3:
         images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise InputError(f"images must be uint8 of shape (N, H, W, 3), not {images.dtype} {images.shape}")
+        raise ValueError(f"images must be uint8 of shape (N, H, W, 3), not {images.dtype} {images.shape}")
     return torch.from_numpy(images)
 
 
@@ -313,7 +304,7 @@ def _labels(labels: Any, count: int, classes: int, first: int = 0) -> Tensor:
     """Count labels from 0, one for each image; `classes` 0 means that their number is not known."""
     numbers = torch.from_numpy(np.asarray(labels).astype(np.int64).reshape(-1))
     if len(numbers) != count:
-        raise InputError(f"{len(numbers)} labels for {count} images")
+        raise ValueError(f"{len(numbers)} labels for {count} images")
     if count and (numbers.min() < first or (classes and numbers.max() >= first + classes)):
-        raise InputError(f"labels from {numbers.min()} to {numbers.max()}, not {classes or 'some'} from {first} up")
+        raise ValueError(f"labels from {numbers.min()} to {numbers.max()} for {classes} classes from {first} up")
     return numbers - first
