@@ -14,6 +14,12 @@ _COMMANDS = {
     "train": "train a sentence encoder on sentences (or pairs) without labels",
     "evaluate": "score an encoder on STS-Benchmark, the SimCSE suite, or your own graded pairs",
     "encode": "turn a file of sentences into an array of embeddings",
+    "search": "how many negatives and which temperature stand for the search you want",
+    "diagnose": "ask of an encoder whether the tail of its cosines supports the correction",
+    "compare": "lay training runs beside one another",
+    "study": "compare losses over seeds, with settings chosen on dev",
+    "vision-train": "train an image encoder without labels",
+    "vision-eval": "score a frozen image encoder by linear probes and nearest neighbours",
 }
 
 

@@ -1,0 +1,265 @@
+"""What embeddings of pairs and of a pool say about search: measured, in text, as a plot and as a page."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import numpy as np
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.util import semantic_search
+from torch import Tensor
+
+from simcse_weince.page import Page, new_figure
+from simcse_weince.search.kernels import (
+    CosineRows,
+    CrossEntropy,
+    HeavyTailWarning,
+    Result,
+    SelfMatchWarning,
+    SmallPoolWarning,
+    SoftmaxLink,
+    WeibullLink,
+    search_cross_entropy,
+)
+from simcse_weince.search.risk import (
+    BiasCurve,
+    KRecommendation,
+    LinkComparison,
+    TemperatureFit,
+    TemperatureSweep,
+    bias_curve,
+    compare_links,
+    optimal_temperature,
+    recommend_k,
+    temperature_sweep,
+)
+
+FEWEST_PAIRS = 10
+SMALLEST_POOL = 20
+_PER_ANCHOR = ("per_anchor", "log_Z", "chi2", "r_pos")  # of no use to a reader of the JSON
+_DEPTH = 100  # of the ranking
+_WARNINGS = (SelfMatchWarning, SmallPoolWarning, HeavyTailWarning)  # the last: see the links
+Section = tuple[str, str, list[str], list[list[str]]]
+
+
+@dataclass(frozen=True)
+class SearchReport(Result):
+    """Everything :func:`measure_search` finds; numbers of negatives and the bias are at ``temperature``."""
+
+    pairs: int
+    pool: int
+    temperature: float
+    tolerance: float
+    bias: BiasCurve
+    recommendation: KRecommendation
+    cross_entropy: CrossEntropy
+    sweep: TemperatureSweep
+    best: TemperatureFit | None  # None where the pool is too small for every temperature tried
+    links: LinkComparison  # softmax and shortfall link, fitted on one half of the pairs and compared on the other
+    retrieval: dict[str, float]
+    warnings: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values ready for JSON, None for what is not finite, without the arrays per anchor."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, Result):
+                value = {k: v for k, v in Result.to_dict(value).items() if k not in _PER_ANCHOR}
+            if isinstance(value, dict):
+                return {key: plain(item) for key, item in value.items()}
+            if isinstance(value, list | tuple):
+                return [plain(item) for item in value]
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+
+        return plain(Result.to_dict(self))
+
+
+def measure_search(
+    anchors: Tensor, positives: Tensor, pool: Tensor, *, temperature: float = 0.05, tolerance: float = 0.01,
+    max_k: int = 16_384, seed: int = 0, faiss_index: str | None = None,
+) -> SearchReport:  # fmt: skip
+    """Measure how well embeddings search, and how many negatives and which temperature stand for it.
+
+    Args:
+        anchors: Unit vectors (n, d) with n of at least 10.
+        positives: Unit vectors (n, d), row i belonging to anchor i.
+        pool: Unit vectors (N, d): a sample of the corpus that will be searched, without anchors and positives.
+        temperature: Of the softmax link at which the number of negatives is judged.
+        tolerance: Of the recommended numbers of negatives, in nats.
+        max_k: The bias curve goes over powers of two up to here.
+        seed: Of the split on which the links are fitted.
+        faiss_index: See :func:`retrieval_figures`.
+    """
+    pos, neg = (anchors * positives).sum(1).clamp(-1, 1), CosineRows(anchors, pool)
+    ks = [2**power for power in range(max_k.bit_length())]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cross_entropy = search_cross_entropy(pos, neg, tau=temperature)
+        links = compare_links(pos, neg, [SoftmaxLink(temperature), WeibullLink(1.0)], seed=seed)
+    remarks = list(dict.fromkeys(str(w.message) for w in caught if w.category in _WARNINGS[:2]))
+    remarks += [f"{name}: {remark}" for name, remark in zip(links.link, links.warnings, strict=True) if remark]
+    if ks[-1] > len(pool):
+        remarks.append(f"beyond k = {len(pool):,}, the size of the pool, the curve takes the pool for the whole corpus")
+    with warnings.catch_warnings():
+        for category in _WARNINGS:
+            warnings.simplefilter("ignore", category)
+        curve = bias_curve(pos, neg, ks, tau=temperature)
+        recommendation = recommend_k(pos, neg, tolerance, tau=temperature)
+        sweep = temperature_sweep(pos, neg, np.geomspace(0.01, 1, 13).tolist())
+        # Where a handful of items carry the whole estimate, the cross-entropy is optimistic: no place for an optimum.
+        warm = sweep.tau[sweep.ess >= 30]
+        best = optimal_temperature(pos, neg, bounds=(float(warm[0]), 1e3)) if len(warm) else None
+    retrieval = retrieval_figures(anchors, positives, pool, faiss_index)
+    return SearchReport(len(anchors), len(pool), temperature, tolerance, curve, recommendation, cross_entropy, sweep,
+                        best, links, retrieval, remarks)  # fmt: skip
+
+
+def retrieval_figures(
+    anchors: Tensor, positives: Tensor, pool: Tensor, faiss_index: str | None = None
+) -> dict[str, float]:
+    """Recall, MRR and nDCG of finding each positive among itself and the pool, by sentence-transformers' evaluator.
+
+    The search is exact, in chunks. For pools of many millions ``faiss_index`` names an index of faiss by its factory
+    string ("Flat", "IVF4096,Flat", "HNSW32"), built by `datasets`: what it overlooks makes the figures optimistic.
+    Cross-entropy and bias never use it: their sums need the whole pool, not only the nearest part of it.
+
+    Args:
+        anchors: Unit vectors (n, d).
+        positives: Unit vectors (n, d).
+        pool: Unit vectors (N, d).
+        faiss_index: Factory string of faiss; None for exact search.
+    """
+    depth = min(_DEPTH, len(pool))
+    own: Any = -1
+    hits: list[Any]
+    if faiss_index is None:
+        hits = semantic_search(anchors, pool, top_k=depth)
+    else:
+        table, vectors = datasets.Dataset.from_dict({"row": range(len(pool))}), pool.float().cpu().numpy()
+        options = {"string_factory": faiss_index, "metric_type": 0, "train_size": len(vectors)}  # 0: inner product
+        table.add_faiss_index_from_external_arrays(vectors, "pool", **options)
+        found = table.search_batch("pool", anchors.float().cpu().numpy(), k=depth)
+        hits = [
+            [{"corpus_id": int(row), "score": float(score)} for score, row in zip(*best, strict=True) if row >= 0]
+            for best in zip(found.total_scores, found.total_indices, strict=True)
+        ]
+    for row, score in zip(hits, (anchors * positives).sum(1).tolist(), strict=True):
+        row.append({"corpus_id": own, "score": score})
+    queries: list[Any] = list(range(len(anchors)))
+    evaluator = InformationRetrievalEvaluator(
+        dict.fromkeys(queries, ""), {}, {query: {own} for query in queries}, mrr_at_k=[10], ndcg_at_k=[10],
+        accuracy_at_k=[1], precision_recall_at_k=[1, 10, 100], map_at_k=[10],
+    )  # fmt: skip
+    scores = evaluator.compute_metrics([*hits])
+    recalls = {f"recall@{k}": float(value) for k, value in scores["recall@k"].items()}
+    return {**recalls, "MRR@10": float(scores["mrr@k"][10]), "nDCG@10": float(scores["ndcg@k"][10])}
+
+
+def verdict(report: SearchReport) -> str:
+    """The outcome in two or three sentences."""
+    advice, tau, tol = report.recommendation, report.temperature, report.tolerance
+    if advice.k_plug is None:
+        first = (
+            f"At temperature {tau:g} no number of negatives is known to bring the loss within {tol:g} nats of search."
+        )
+    else:
+        first = (
+            f"At temperature {tau:g}, {advice.k_plug:,} negatives (a batch of {advice.k_plug + 1:,}) bring the loss "
+            f"within {tol:g} nats of the search objective that it stands for."
+        )
+    if report.best is None:
+        return f"{first} The pool is too small to tell the best temperature."
+    second = f"The positives of these embeddings are searched best at temperature {report.best.tau:.3g}"
+    return f"{first} {second}{', the end of the range that this pool can tell' if report.best.at_bound else ''}."
+
+
+def sections(report: SearchReport) -> list[Section]:
+    """The report as (title, explanation, header, rows of formatted cells)."""
+    advice, curve, sweep, links = report.recommendation, report.bias, report.sweep, report.links
+    entropy, worst, tol = report.cross_entropy, report.recommendation.k_worst_case, report.tolerance
+    plug = "none found" if advice.k_plug is None else f"{advice.k_plug:,}"
+    numbers = [
+        ["estimated", plug, "the bias and the error of its estimate stay within the tolerance from here on"],
+        ["asymptotic", f"{advice.k_asymptotic:,}", f"by the 1/k law, which begins near {curve.asymptotic_from:,.0f}"],
+        ["safe", f"{advice.k_safe_upper:,}", "the loss exceeds its limit by no more, by a bound that needs no 1/k law"],
+        ["worst case", "unknown" if worst is None else f"{worst:.3g}", "enough for any data and any embedding"],
+    ]  # fmt: skip
+    bends = zip(curve.k.tolist(), curve.bias, curve.lo, curve.hi, strict=True)
+    rows = [[f"{k:,}", f"{b:.4f}", f"{lo:.4f}", f"{hi:.4f}", f"{k * b:.4g}"] for k, b, lo, hi in bends]
+    heat = zip(sweep.tau, sweep.ce, sweep.se, sweep.lower, sweep.upper, sweep.ess, strict=True)
+    fits = zip(links.link, links.params, links.ce, links.se, links.diff_to_first, links.diff_se, strict=True)
+    shapes = [
+        [name, ", ".join(f"{key} {p[key]:.3g}" for key in ("tau", "beta") if key in p),
+         *(f"{value:.4f}" for value in values)] for name, p, *values in fits
+    ]  # fmt: skip
+    return [
+        ("How many negatives", f"Smallest number that keeps the loss within {tol:g} nats of its limit.",
+         ["rule", "negatives", "meaning"], numbers),
+        ("Distance from the search objective",
+         "Mean loss with k negatives, less log(k + 1), less its limit, the search cross-entropy; 95 % interval.",
+         ["k", "bias", "from", "to", "k x bias"], rows),
+        ("Search cross-entropy",
+         f"At temperature {report.temperature:g}: {entropy.value:.4f} nats, 95 % interval {entropy.lo:.4f} to "
+         f"{entropy.hi:.4f}; 0 is search at random, lower is better. Below, each link fitted on one half of the pairs "
+         "and measured on the other.", ["link", "fitted", "nats", "se", "difference", "se"], shapes),
+        ("Temperature", "Only where the effective sample size is 30 or more is the pool large enough; the bracket "
+         "holds in expectation.", ["temperature", "nats", "se", "from", "to", "sample size"],
+         [[f"{tau:.4g}", *(f"{v:.4f}" for v in values), f"{ess:.1f}"] for tau, *values, ess in heat]),
+        ("Retrieval", f"Each positive among itself and the pool of {report.pool:,}.", ["figure", "value"],
+         [[name, f"{value:.4f}"] for name, value in report.retrieval.items()]),
+    ]  # fmt: skip
+
+
+def format_report(report: SearchReport) -> str:
+    """The report as text."""
+    lines = [f"{report.pairs:,} pairs, pool of {report.pool:,}", verdict(report)]
+    lines += [f"warning: {remark}" for remark in report.warnings]
+    for title, explanation, header, rows in sections(report):
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines += ["", title, explanation]
+        lines += ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]
+    return "\n".join(lines)
+
+
+def draw(report: SearchReport) -> Any:
+    """The bias curve beside the cross-entropy over temperatures, as a matplotlib figure."""
+    figure, curve, sweep = new_figure(11, 4.2), report.bias, report.sweep
+    left, right = figure.subplots(1, 2)
+    left.axhspan(-report.tolerance, report.tolerance, color="tab:green", alpha=0.15, label="tolerance")
+    left.fill_between(curve.k, curve.lo, curve.hi, color="tab:blue", alpha=0.25, label="95 % interval")
+    left.plot(curve.k, curve.bias, "o-", color="tab:blue", markersize=4, label="bias")
+    left.plot(curve.k, curve.cB / curve.k, ":", color="black", label="1/k law")
+    if report.recommendation.k_plug is not None:
+        left.axvline(report.recommendation.k_plug, color="tab:green", label=f"k = {report.recommendation.k_plug:,}")
+    left.set_xscale("log", base=2)
+    left.set_yscale("symlog", linthresh=report.tolerance)
+    left.set_ylim(top=max(1.5 * curve.hi.max(), 2 * report.tolerance))
+    left.set(title=f"Loss less search objective, temperature {report.temperature:g}", xlabel="negatives", ylabel="nats")
+    good = sweep.ess >= 30
+    right.fill_between(sweep.tau, sweep.lower, sweep.upper, color="tab:orange", alpha=0.25, label="bracket")
+    right.plot(sweep.tau[good], sweep.ce[good], "o-", color="tab:orange", markersize=4, label="cross-entropy")
+    right.plot(sweep.tau[~good], sweep.ce[~good], "o", color="tab:orange", fillstyle="none", label="pool too small")
+    if report.best is not None:
+        right.axvline(report.best.tau, color="tab:green", label=f"best: {report.best.tau:.3g}")
+    right.set_xscale("log")
+    right.set(title="Search cross-entropy", xlabel="temperature", ylabel="nats relative to random search")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    return figure
+
+
+def write_page(report: SearchReport, path: str, model: str, notes: Sequence[str] = ()) -> None:
+    """Write the report as one self-contained HTML file, the first of whose paragraphs are ``notes``."""
+    page = Page(f"Search with {model}", verdict(report))
+    for note in [*notes, *(f"Warning: {remark}." for remark in report.warnings)]:
+        page.text(note)
+    page.figure(draw(report), "Bias over the number of negatives, and cross-entropy over temperature.", name="search")
+    for title, explanation, header, rows in sections(report):
+        page.heading(title)
+        page.text(explanation)
+        page.table(header, rows)
+    page.write(path)
