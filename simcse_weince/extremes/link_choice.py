@@ -9,17 +9,16 @@ Every link of :mod:`simcse_weince.links` is linear in a function of the score, s
     nested     both of softmax and shortfall  (theta (1 - lambda), theta lambda), neither below 0
 """
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.optimize import minimize
+from scipy.special import logsumexp, softmax
 from scipy.stats import chi2
 
 Array = np.ndarray
 MIN_ANCHORS = 50
-SINGLE_LINKS = ("softmax", "power", "shortfall")
 
 
 @dataclass(frozen=True)
@@ -27,26 +26,21 @@ class LinkChoice:
     """The links of the trichotomy fitted to winners; parameters are None where not ``estimable``.
 
     Attributes:
-        anchors: Anchors used, held out ones included.
+        anchors, held_out_anchors: Anchors used, and those of them on which the links are only compared.
         left_out: Rows without a winner or without a second candidate.
-        held_out_anchors: Anchors on which the links are compared.
-        confidence: Level of the interval.
-        estimable: Whether there is a fit.
-        reason: One sentence that says why not, empty otherwise.
+        reason: One sentence that says why there is no fit, empty otherwise.
         slopes: Slope of each link by name ("nested": theta); a link that the scores do not allow is absent.
         blend: lambda of the nested link in [0, 1]: 0 is the softmax, 1 the shortfall link.
-        blend_interval: Its interval, by bootstrap over anchors.
+        blend_interval: Its 95 % interval, by bootstrap over anchors.
         likelihood_ratio: Twice the gain in log-likelihood of the nested link over the softmax.
-        p_value: Probability of so large a ratio if winners follow the softmax, which is on the boundary: half 0,
-            half chi-square with one degree of freedom.
+        p_value: Probability of so large a ratio under the softmax, which is on the boundary: half 0, half chi-square.
         held_out: Held-out log-likelihood per anchor of each link, in nats.
         best: Link of the largest held-out log-likelihood; "nested" only if it gains more than two standard errors.
     """
 
     anchors: int
-    left_out: int
     held_out_anchors: int
-    confidence: float
+    left_out: int
     estimable: bool = False
     reason: str = ""
     slopes: dict[str, float] = field(default_factory=dict)
@@ -68,9 +62,7 @@ def choose_link(
     *,
     bootstrap: int = 200,
     held_out: float = 0.3,
-    confidence: float = 0.95,
     floor: float = 1e-4,
-    groups: Array | None = None,
     seed: int = 0,
 ) -> LinkChoice:
     """Fit softmax, power, shortfall and nested link to the winners among candidates, by maximum likelihood.
@@ -80,79 +72,59 @@ def choose_link(
         winner: Column of the winner, one for all anchors or (A,).
         bootstrap: Samples for the interval of lambda, each one Newton step from the estimate (0: no interval).
         held_out: Share of the anchors on which the links are compared and not fitted.
-        confidence: Level of the interval.
         floor: Floor of the shortfall, as in the criterion.
-        groups: Rows with the same number (A,) are held out and resampled together; by default each row alone.
         seed: Seed of the split and of the bootstrap.
 
     Raises:
         ValueError: An argument is out of range. Winners that cannot be fitted do not raise, see ``reason``.
     """
     scores = np.asarray(scores, np.float64)
-    if scores.ndim != 2:
-        raise ValueError("scores must have two dimensions, anchors and candidates")
-    if not 0 < held_out < 1 or not 0 < confidence < 1:
-        raise ValueError("held_out and confidence must be between 0 and 1")
-    columns = np.broadcast_to(np.asarray(winner), len(scores))
+    if scores.ndim != 2 or not 0 < held_out < 1:
+        raise ValueError("scores must have two dimensions, anchors and candidates, and held_out be between 0 and 1")
+    columns = np.broadcast_to(np.asarray(winner).reshape(-1, 1), (len(scores), 1))
     if len(scores) and not (0 <= columns.min() and columns.max() < scores.shape[1]):
         raise ValueError("winner must name columns of scores")
     present = np.isfinite(scores)
-    usable = present[np.arange(len(scores)), columns] & (present.sum(1) > 1)
+    usable = np.take_along_axis(present, columns, 1)[:, 0] & (present.sum(1) > 1)
     scores, present, columns = scores[usable], present[usable], columns[usable]
-    labels = np.arange(len(usable)) if groups is None else np.asarray(groups)
-    groups = np.unique(labels[usable], return_inverse=True)[1]
     rng = np.random.default_rng(seed)
-    order = rng.permutation(groups.max() + 1) if len(scores) else np.empty(0, int)
-    test = np.isin(groups, order[: round(held_out * len(order))])
-    facts: dict[str, Any] = {
-        "anchors": len(scores),
-        "left_out": int((~usable).sum()),
-        "held_out_anchors": int(test.sum()),
-        "confidence": confidence,
-    }
-    won = scores[np.arange(len(scores)), columns][:, None]
-    excess = np.where(present, scores - won, -np.inf)[~test]
-    if min(len(excess), test.sum()) < MIN_ANCHORS:
+    test = rng.permutation(len(scores)) < round(held_out * len(scores))
+    facts: dict[str, Any] = {"anchors": len(scores), "held_out_anchors": int(test.sum())}
+    facts["left_out"] = len(usable) - len(scores)
+    if min(test.sum(), (~test).sum()) < MIN_ANCHORS:
         return LinkChoice(**facts, reason=f"Fewer than {MIN_ANCHORS} anchors to fit on or to compare on.")
-    if (excess <= 0).all():
+    if (scores <= np.take_along_axis(scores, columns, 1))[present & ~test[:, None]].all():
         return LinkChoice(**facts, reason="The winner has the highest score for every anchor: slopes are unbounded.")
+    scores = np.where(present, scores, 0.5)  # absent candidates: any number that every link allows
     features = {"softmax": scores}
-    if scores[present].min() > 0:
-        features["power"] = np.log(scores, where=present, out=np.zeros_like(scores))
-    if scores[present].max() <= 1 + 1e-3:
-        features["shortfall"] = -np.log(np.maximum(1 - np.where(present, scores, 0), 0) + floor)
+    if scores.min() > 0:
+        features["power"] = np.log(scores)
+    if scores.max() <= 1 + 1e-3:
+        features["shortfall"] = -np.log(np.maximum(1 - scores, 0) + floor)
     models = {name: [name] for name in features}
     if "shortfall" in features:
         models["nested"] = ["softmax", "shortfall"]
-    slopes, compared, fitted = {}, {}, {}
+    slopes, compared, mean = {}, {}, {}
     for name, names in models.items():
-        x = np.stack([features[n] - np.take_along_axis(features[n], columns[:, None], 1) for n in names], -1)
+        x = np.stack([features[n] - np.take_along_axis(features[n], columns, 1) for n in names], -1)
         train = _Winners(x[~test], present[~test])
-        c = _edges_then_inside(train) if name == "nested" else _maximum(train, np.zeros(1))
-        slopes[name], fitted[name] = float(c.sum()), (train, c)
+        c = _fit(train)
         compared[name] = _Winners(x[test], present[test]).log_likelihood(c)
+        slopes[name], mean[name] = float(c.sum()), float(compared[name].mean())
     if slopes["softmax"] <= 0:
         return LinkChoice(**facts, reason="Winners do not score higher than the other candidates.")
+    best = max(features, key=mean.__getitem__)
     nested: dict[str, Any] = {}
-    if "nested" in models:
-        train, c = fitted["nested"]
-        gain = 2 * float(
-            train.log_likelihood(c).sum() - fitted["softmax"][0].log_likelihood(fitted["softmax"][1]).sum()
-        )
-        nested = {
-            "blend": float(c[1] / c.sum()),
-            "likelihood_ratio": max(gain, 0.0),
-            "p_value": 1.0 if gain <= 1e-9 else float(chi2.sf(gain, 1)) / 2,
-        }
+    if "nested" in models:  # the last one fitted
+        gains = train.log_likelihood(c) - train.log_likelihood(np.array([slopes["softmax"], 0]))
+        gain = max(2 * float(gains.sum()), 0.0)
+        p_value = float(chi2.sf(gain, 1)) / 2 if gain > 1e-6 else 1.0
+        nested = {"blend": float(c[1] / c.sum()), "likelihood_ratio": gain, "p_value": p_value}
         if bootstrap:
-            blends = _resample(train, c, groups[~test], bootstrap, rng)
-            low, high = np.quantile(blends, [(1 - confidence) / 2, (1 + confidence) / 2])
+            low, high = np.quantile(_resample(train, c, bootstrap, rng), [0.025, 0.975])
             nested["blend_interval"] = (float(low), float(high))
-    mean = {name: float(values.mean()) for name, values in compared.items()}
-    best = max((name for name in SINGLE_LINKS if name in mean), key=mean.__getitem__)
-    if "nested" in mean:
-        totals = np.bincount(groups[test], compared["nested"] - compared[best])
-        if totals.sum() > 2 * math.sqrt(float(totals @ totals)):
+        gains = compared["nested"] - compared[best]
+        if gains.mean() > 2 * gains.std() / np.sqrt(len(gains)):
             best = "nested"
     return LinkChoice(**facts, estimable=True, slopes=slopes, held_out=mean, best=best, **nested)
 
@@ -169,56 +141,34 @@ class _Winners:
 
     def derivatives(self, c: Array) -> tuple[Array, Array]:
         """Gradients (A, F) and negative Hessians (A, F, F) of each anchor."""
-        logits = self.x @ c + self.absent
-        p = np.exp(logits - logsumexp(logits, axis=1, keepdims=True))[..., None]
-        mean = (p * self.x).sum(1)
-        return -mean, (p * self.x).swapaxes(1, 2) @ self.x - mean[:, :, None] * mean[:, None, :]
+        weighted = softmax(self.x @ c + self.absent, axis=1)[..., None] * self.x
+        mean = weighted.sum(1)
+        return -mean, weighted.swapaxes(1, 2) @ self.x - mean[:, :, None] * mean[:, None, :]
 
 
-def _maximum(winners: _Winners, c: Array) -> Array:
-    """Newton's method with step halving on the concave log-likelihood, within ``c >= 0``."""
-    value = winners.log_likelihood(c).mean()
-    for _ in range(100):
-        gradient, curvature = (d.mean(0) for d in winners.derivatives(c))
-        step = np.linalg.solve(curvature + 1e-12 * np.trace(curvature) * np.eye(len(c)) + 1e-300, gradient)
-        while True:
-            trial = np.maximum(c + step, 0)
-            trial_value = winners.log_likelihood(trial).mean()
-            if trial_value >= value or np.abs(step).max() < 1e-12:
-                break
-            step = step / 2
-        gained, c, value = trial_value - value, trial, trial_value
-        if gained < 1e-13:
-            break
-    return c
+def _fit(winners: _Winners) -> Array:
+    """The coefficients of at least 0 that make the winners likeliest."""
+    unit = np.sqrt((winners.x**2).mean((0, 1))) + 1e-300
+
+    def loss(c: Array) -> tuple[float, Array]:
+        return -winners.log_likelihood(c / unit).mean(), -winners.derivatives(c / unit)[0].mean(0) / unit
+
+    options = {"ftol": 1e-14, "gtol": 1e-8}
+    bounds = [(0, None)] * len(unit)
+    return minimize(loss, 0 * unit, jac=True, bounds=bounds, method="L-BFGS-B", options=options).x / unit
 
 
-def _edges_then_inside(winners: _Winners) -> Array:
-    """Maximum in two coefficients of at least 0: on an edge if the other slope does not help there, else inside."""
-    edges = []
-    for kept in (0, 1):
-        alone = _Winners(winners.x[..., [kept]], winners.absent == 0)
-        c = np.zeros(2)
-        c[kept] = _maximum(alone, np.zeros(1))[0]
-        if winners.derivatives(c)[0].mean(0)[1 - kept] <= 0:
-            return c
-        edges.append(c)
-    return _maximum(winners, (edges[0] + edges[1]) / 2)
-
-
-def _resample(winners: _Winners, c: Array, groups: Array, repeats: int, rng: np.random.Generator) -> Array:
-    """Blends of samples in which whole groups are drawn with replacement, one Newton step from the estimate each."""
+def _resample(winners: _Winners, c: Array, repeats: int, rng: np.random.Generator) -> Array:
+    """Blends of samples in which anchors are drawn with replacement, one Newton step from the estimate each."""
     gradients, curvatures = winners.derivatives(c)
-    groups = np.unique(groups, return_inverse=True)[1]
-    count = int(groups.max()) + 1
-    blends = []
+    count, blends = len(gradients), []
     for _ in range(repeats):
-        weight = np.bincount(rng.integers(count, size=count), minlength=count)[groups]
+        weight = np.bincount(rng.integers(count, size=count), minlength=count)
         g, h = weight @ gradients, np.tensordot(weight, curvatures, 1)
         tilt = g + h @ c  # maximise tilt . c - c h c / 2 over c >= 0
-        inside = np.linalg.solve(h + 1e-12 * np.trace(h) * np.eye(2), tilt)
-        if (inside < 0).any():
+        step = np.linalg.solve(h + 1e-12 * np.trace(h) * np.eye(2), tilt)
+        if (step < 0).any():
             edges = np.diag(np.maximum(tilt / np.diag(h), 0))
-            inside = max(edges, key=lambda e: float(tilt @ e - e @ h @ e / 2))
-        blends.append(inside[1] / inside.sum() if inside.sum() > 0 else 0.0)
+            step = max(edges, key=lambda e: float(tilt @ e - e @ h @ e / 2))
+        blends.append(step[1] / step.sum() if step.sum() > 0 else 0.0)
     return np.array(blends)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
+from scipy.special import rel_entr, softmax
 
 Array = np.ndarray
 
@@ -19,13 +19,12 @@ class NoiseFloor:
     """Mean squared errors of the log-odds of the top candidate against the lowest, and their closed forms.
 
     Attributes:
-        rows: Per number of winners: n, shortfall_mse, shortfall_se, softmax_mse, softmax_se (Monte Carlo standard
-            errors), shortfall_closed = ``fisher_constant / n`` and softmax_closed =
-            ``squared_bias + softmax_constant / n``.
+        rows: Per ``n`` winners, for "shortfall" and "softmax": ``_mse`` simulated, its standard error ``_se``,
+            and ``_closed``: ``fisher_constant / n`` and ``squared_bias + softmax_constant / n``.
         log_odds: The true log-odds.
-        fisher_constant: c of the shortfall link, from the Fisher information.
-        squared_bias: Floor of the softmax, the squared error of the slope that infinitely many winners give.
-        softmax_constant: n times the variance of the softmax estimate (the sandwich formula).
+        fisher_constant: Of the shortfall link, from the Fisher information.
+        squared_bias: Floor of the softmax: the squared error of the slope that infinitely many winners give.
+        softmax_constant: n times the variance of the softmax estimate (sandwich formula).
     """
 
     rows: list[dict[str, float]]
@@ -49,36 +48,30 @@ def noise_floor(
 ) -> NoiseFloor:
     """Simulate winners of the shortfall law with endpoint 1, and estimate log-odds by shortfall link and softmax.
 
-    Args:
-        n_values: Numbers of winners.
-        repeats: Samples of each number.
-        seed: Seed of the simulation.
-        scores: Scores of the candidates, below 1; the log-odds are those of the largest against the smallest.
-        shape: Shape beta of the shortfall law.
+    ``repeats`` samples are drawn for each number of winners; ``scores`` are those of the candidates, below 1, and
+    ``shape`` is beta of the shortfall law.
     """
     s = np.asarray(scores, np.float64)
     x = -np.log1p(-s)
-    p = softmax(shape * x)
     top, low = s.argmax(), s.argmin()
-    truth = shape * (x[top] - x[low])
+    p, truth = softmax(shape * x), shape * (x[top] - x[low])
     slope = match_mean(s, p @ s)
-    rows = []
-    closed = {
+    constants = {
         "fisher_constant": (x[top] - x[low]) ** 2 / _variance(x, p),
         "squared_bias": (slope * (s[top] - s[low]) - truth) ** 2,
         "softmax_constant": (s[top] - s[low]) ** 2 * _variance(s, p) / _variance(s, softmax(slope * s)) ** 2,
     }
-    rng = np.random.default_rng(seed)
+    rng, rows = np.random.default_rng(seed), []
     for n in n_values:
         share = rng.multinomial(n, p, size=repeats) / n
         row = {"n": float(n)}
         for name, feature in (("shortfall", x), ("softmax", s)):
             error = (match_mean(feature, share @ feature) * (feature[top] - feature[low]) - truth) ** 2
-            row |= {f"{name}_mse": error.mean(), f"{name}_se": error.std(ddof=1) / np.sqrt(repeats)}
-        row["shortfall_closed"] = closed["fisher_constant"] / n
-        row["softmax_closed"] = closed["squared_bias"] + closed["softmax_constant"] / n
-        rows.append({key: float(value) for key, value in row.items()})
-    return NoiseFloor(rows=rows, log_odds=float(truth), **{key: float(value) for key, value in closed.items()})
+            row |= {f"{name}_mse": float(error.mean()), f"{name}_se": float(error.std(ddof=1) / np.sqrt(repeats))}
+        row["shortfall_closed"] = float(constants["fisher_constant"] / n)
+        row["softmax_closed"] = float(constants["squared_bias"] + constants["softmax_constant"] / n)
+        rows.append(row)
+    return NoiseFloor(rows, float(truth), **{key: float(value) for key, value in constants.items()})
 
 
 def trichotomy(
@@ -91,50 +84,40 @@ def trichotomy(
     (Weibull): none has the limit law itself, only its domain.
 
     Returns:
-        A row per domain: domain, the link it calls for, the winners' shares, and per link its best slope and the
-        Kullback-Leibler divergence of the shares from its probabilities, in nats.
+        A row per domain: domain, the link it calls for, the winners' shares, and under each link's name its best slope,
+        probabilities, and the Kullback-Leibler divergence of the shares from them, in nats.
     """
     s = np.asarray(scores, np.float64)
-    rng = np.random.default_rng(seed)
     features = {"softmax": s, "power": np.log(s), "shortfall": -np.log1p(-s)}
+    # Survival probability of the best of the attempts: the noise is its inverse.
+    tail = -np.expm1(np.log(np.random.default_rng(seed).random((draws, len(s)))) / attempts)
+    results = {
+        ("gumbel", "softmax"): s - 0.3 * np.log(tail),
+        ("frechet", "power"): s * tail ** (-1 / 2),
+        ("weibull", "shortfall"): 1 - (1 - s) * tail ** (1 / 0.8),
+    }
     rows = []
-    for domain, link in (("gumbel", "softmax"), ("frechet", "power"), ("weibull", "shortfall")):
-        # survival probability of the best of the attempts: the noise is its inverse
-        tail = -np.expm1(np.log(rng.random((draws, len(s)))) / attempts)
-        if domain == "gumbel":
-            result = s - 0.3 * np.log(tail)
-        elif domain == "frechet":
-            result = s * tail ** (-1 / 2)
-        else:
-            result = 1 - (1 - s) * tail ** (1 / 0.8)
+    for (domain, link), result in results.items():
         share = np.bincount(result.argmax(1), minlength=len(s)) / draws
         row: dict[str, Any] = {"domain": domain, "link": link, "shares": share.tolist()}
         for name, x in features.items():
             slope = float(match_mean(x, share @ x))
             fitted = softmax(slope * x)
-            divergence = float((share * np.log(np.maximum(share, 1e-300) / fitted)).sum())
-            row[name] = {"slope": slope, "divergence": divergence, "probabilities": fitted.tolist()}
+            divergence = float(rel_entr(share, fitted).sum())
+            row[name] = {"slope": slope, "probabilities": fitted.tolist(), "divergence": divergence}
         rows.append(row)
     return rows
 
 
 def match_mean(x: Array, mean: "float | Array") -> Array:
-    """Slope at which ``softmax(slope * x)`` has these means of x: the maximum of the likelihood, by Newton's method.
-
-    Args:
-        x: A feature of each candidate (C,).
-        mean: Its mean over winners, strictly between its extremes; any shape.
-    """
+    """Slope at which ``softmax(slope * x)`` has these means of x (C,): the likelihood's maximum, by Newton's method."""
     mean = np.asarray(mean, np.float64)
     if (mean <= x.min()).any() or (mean >= x.max()).any():
         raise ValueError("all winners are the same extreme candidate: the slope is unbounded; draw more of them")
     slope = np.zeros(mean.shape)
-    for _ in range(200):
+    for _ in range(60):
         p = softmax(slope[..., None] * x, axis=-1)
-        step = np.clip((mean - p @ x) / _variance(x, p), -2 / np.ptp(x), 2 / np.ptp(x))
-        slope = slope + step
-        if np.abs(step).max() < 1e-10:
-            break
+        slope = slope + np.clip((mean - p @ x) / _variance(x, p), -2 / np.ptp(x), 2 / np.ptp(x))
     return slope
 
 
