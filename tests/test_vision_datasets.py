@@ -3,6 +3,7 @@
 import os
 import pickle
 import shutil
+import sys
 import tarfile
 import zipfile
 
@@ -283,6 +284,14 @@ def test_the_message_names_source_and_remedy(tmp_path):
     with pytest.raises(InputError) as caught:
         load_images(folder, "train")
     assert str(caught.value) == f"{folder}: CIFAR-10 lacks data_batch_2; unpack the whole official download there"
+
+
+def test_pk01_without_pillow_arrays_are_read_and_image_files_explained(tmp_path, monkeypatch):
+    arrays, files = _cifar10(tmp_path / "a"), tiny_images.write_tiny_imagenet(tmp_path / "b")
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    assert len(load_images(arrays, "test").images) == 1
+    with pytest.raises(InputError, match=r"simcse-weince\[vision\]"):
+        load_images(files, "test")
 
 
 def test_a_damaged_image_is_named(tmp_path):

@@ -16,9 +16,10 @@ from simcse_weince.errors import InputError
 logger = logging.getLogger(__name__)
 
 BACKBONES = ("resnet18", "resnet50", "vit-small")
-_RESNETS: dict[str, dict[str, Any]] = {
-    "resnet18": {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]},
-    "resnet50": {"layer_type": "bottleneck", "depths": [3, 4, 6, 3], "hidden_sizes": [256, 512, 1024, 2048]},
+# Kind of layer, layers and channels of the four stages.
+_RESNETS: dict[str, tuple[str, list[int], list[int]]] = {
+    "resnet18": ("basic", [2, 2, 2, 2], [64, 128, 256, 512]),
+    "resnet50": ("bottleneck", [3, 4, 6, 3], [256, 512, 1024, 2048]),
 }
 _LARGEST_SMALL_IMAGE = 64
 _HEAD_FILE = "projection_head.safetensors"
@@ -77,23 +78,26 @@ def build_backbone(name_or_path: str, *, image_size: int, width: float = 1.0) ->
     if width <= 0:
         raise ValueError(f"width must be positive, not {width}")
     if name_or_path in _RESNETS:
-        options = _RESNETS[name_or_path]
-        sizes = [max(8, round(width * size)) for size in options["hidden_sizes"]]
-        settings = {**options, "hidden_sizes": sizes, "embedding_size": max(8, round(64 * width))}
+        layer_type, depths, channels = _RESNETS[name_or_path]
+        sizes = [max(8, round(width * size)) for size in (64, *channels)]
+        settings: dict[str, Any] = {
+            "layer_type": layer_type,
+            "depths": depths,
+            "embedding_size": sizes[0],
+            "hidden_sizes": sizes[1:],
+        }
         if image_size <= _LARGEST_SMALL_IMAGE:
             return SmallImageResNetModel(SmallImageResNetConfig(**settings))
         return ResNetModel(ResNetConfig(**settings))
     if name_or_path == "vit-small":
-        patch, heads, channels = 4 if image_size <= 32 else 8, 6, max(8, round(64 * width))
+        patch, heads, head_size = 4 if image_size <= 32 else 8, 6, max(8, round(64 * width))
         if image_size % patch:
-            raise InputError(
-                f"vit-small: an image size of {image_size} is no multiple of its patches of {patch} pixels"
-            )
+            raise InputError(f"vit-small: {image_size} pixels are no multiple of its patches of {patch}")
         config = ViTConfig(
             image_size=image_size,
             patch_size=patch,
-            hidden_size=heads * channels,
-            intermediate_size=4 * heads * channels,
+            hidden_size=heads * head_size,
+            intermediate_size=4 * heads * head_size,
             num_hidden_layers=12,
             num_attention_heads=heads,
         )
@@ -114,9 +118,10 @@ def _load_backbone(name_or_path: str) -> PreTrainedModel:
         ) from error
     if backbone.main_input_name != "pixel_values":
         raise InputError(f"{name_or_path}: a {type(backbone).__name__} takes {backbone.main_input_name}, not images")
-    pooler_missing = any(key.startswith("pooler.dense") for key in loading["missing_keys"])
-    if pooler_missing or getattr(backbone.config, "pooler_act", None) == "linear":
-        _features_from_cls(backbone)
+    if any(key.startswith("pooler.dense") for key in loading["missing_keys"]):
+        return _features_from_cls(backbone)
+    if getattr(backbone.config, "pooler_act", None) == "linear":
+        backbone.pooler.requires_grad_(False)
     return backbone
 
 

@@ -10,13 +10,13 @@ import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
@@ -273,14 +273,18 @@ def _decode(encoded: Iterable[tuple[str, Any]], count: int, image_size: int | No
     """Decode named images, files or of Pillow, into uint8 (N, 3, H, W), unless an earlier run did."""
 
     def build() -> dict[str, Tensor]:
+        try:
+            pillow = import_module("PIL.Image")
+        except ImportError:
+            raise InputError("image files need Pillow: install it with pip install 'simcse-weince[vision]'") from None
         images = torch.empty(0)
         for index, (name, image) in enumerate(tqdm(encoded, "images", count, disable=None, leave=False)):
             try:
-                image = (image if isinstance(image, Image.Image) else Image.open(image)).convert("RGB")
+                image = (image if isinstance(image, pillow.Image) else pillow.open(image)).convert("RGB")
             except OSError as error:
                 raise ValueError(f"{name}: {error}") from error
             if image_size is not None:
-                image = image.resize((image_size, image_size), Image.Resampling.BICUBIC)
+                image = image.resize((image_size, image_size), pillow.Resampling.BICUBIC)
             if not index:
                 images = torch.empty(count, 3, image.height, image.width, dtype=torch.uint8)
             if images.shape[2:] != (image.height, image.width):

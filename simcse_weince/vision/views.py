@@ -127,15 +127,13 @@ def _crop(
     low, high = math.log(_ASPECT[0]), math.log(_ASPECT[1])
     aspect = torch.exp(low + (high - low) * aspect)
     largest = min(max(width / height, _ASPECT[0]), _ASPECT[1])
-    fallback = pixels.new_tensor([[min(width, height * largest), min(height, width / largest)]]).expand(
-        len(pixels), 1, 2
-    )
-    sides = torch.cat([torch.stack([(area * aspect).sqrt(), (area / aspect).sqrt()], dim=2), fallback], dim=1)
+    central = pixels.new_tensor([[min(width, height * largest), min(height, width / largest)]])
+    sides = torch.stack([(area * aspect).sqrt(), (area / aspect).sqrt()], dim=2)
+    sides = torch.cat([sides, central.expand(len(pixels), 1, 2)], dim=1)
     bounds = pixels.new_tensor([width, height])
     chosen = (sides <= bounds).all(dim=2).int().argmax(dim=1)
     share = sides[torch.arange(len(sides), device=sides.device), chosen] / bounds
-    central = (chosen == _TRIES)[:, None]
-    centre = torch.where(central, 0.0, (2 * place - 1) * (1 - share))
+    centre = torch.where((chosen == _TRIES)[:, None], 0.0, (2 * place - 1) * (1 - share))
     theta = torch.diag_embed(share)
     theta[:, :, 0] *= torch.where(flip, -1.0, 1.0)
     # Where a crop may be larger than the view, sample finer and average: bilinear sampling alone would alias.
@@ -174,8 +172,7 @@ def _shift_hue(pixels: Tensor, turns: Tensor) -> Tensor:
     difference = torch.stack([green - blue, blue - red, red - green], dim=1)
     difference = difference.gather(1, brightest[:, None])[:, 0] / chroma.clamp(min=1e-8)
     hue = difference + 2 * brightest + 6 * turns[:, 0]
-    corners = hue[:, None] + hue.new_tensor([5.0, 3.0, 1.0])[:, None, None]
-    corners = corners.remainder(6)
+    corners = (hue[:, None] + hue.new_tensor([5.0, 3.0, 1.0])[:, None, None]).remainder(6)
     return value[:, None] - chroma[:, None] * torch.minimum(corners, 4 - corners).clamp(0, 1)
 
 
