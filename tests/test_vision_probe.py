@@ -212,7 +212,7 @@ def test_one_image_of_each_class_leaves_nothing_to_validate_with():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"probes": ["cnn"]}, {"probes": ["none", "knn"]}, {"knn": 0}, {"knn_validation": 1.0}]
+    "wrong", [{"probes": ["cnn"]}, {"probes": ["none", "knn"]}, {"knn": 0}, {"knn_temperature": 0.0}]
 )
 def test_protocols_that_make_no_sense_are_refused(wrong):
     with pytest.raises(InputError, match=f"--{next(iter(wrong))}"):

@@ -36,8 +36,8 @@ class ImageArguments:
     images: str | None = _option(
         None, "Folder in an official layout, folder of images by class, .npz file, or Hugging Face data set id"
     )
-    bank_split: str = _option("train", "Labelled split that probes learn from")
-    test_split: str = _option("test", "Labelled split that results are reported on")
+    bank_split: Literal["train", "test"] = _option("train", "Labelled split that probes learn from")
+    test_split: Literal["train", "test"] = _option("test", "Labelled split that results are reported on")
     image_size: int | None = _option(None, "Side of the square views in pixels; default: that of the images")
     views: str | None = _option(
         None,
@@ -127,7 +127,7 @@ class VisionArguments(TrainingArguments):
     """
 
     output_dir: str | None = _option(None, "Folder of the trained encoder, its checkpoints and its reports")
-    train_split: str = _option("train", "Split to train on, without its labels")
+    train_split: Literal["train", "unlabeled"] = _option("train", "Split to train on, without its labels")
     optimizer: Literal["adam", "lars"] = _option("adam", "Optimizer")
     learning_rate: float = _option(None, "Peak learning rate; default: 3e-4, for lars 0.3 * batch / 256")
     lr_scheduler_type: str = _option(None, "Schedule; default: constant, for lars cosine")

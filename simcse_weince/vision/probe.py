@@ -7,7 +7,6 @@ training images alone.
 
 import logging
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,6 +25,8 @@ RECALLS = (1, 2, 5, 10, 20, 50)
 PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5)
 """Weight penalties that the L-BFGS probe chooses from."""
 
+_VALIDATION = {"knn": 0.2, "linear": 0.1, "lbfgs": 0.1}
+_BATCH = 256
 _COSINES_AT_ONCE = 1 << 26
 
 
@@ -54,20 +55,17 @@ class ProbeOptions:
         metadata={"help": "A probe for each: seeds of the split, and of the linear probe's start and batches"},
     )
     probe_epochs: int = field(default=100, metadata={"help": "Epochs of the linear probe"})
-    probe_batch_size: int = field(default=256, metadata={"help": "Batch of the linear probe"})
     probe_learning_rate: float = field(default=3e-4, metadata={"help": "Learning rate of the linear probe"})
-    linear_validation: float = field(default=0.1, metadata={"help": "Share of each class to choose linear probes by"})
     knn: int = field(default=50, metadata={"help": "Number of neighbours that vote"})
     knn_temperature: float = field(default=0.1, metadata={"help": "Temperature of their weights"})
-    knn_validation: float = field(default=0.2, metadata={"help": "Share of each class that is no bank but validation"})
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
         if set(self.probes) - {"knn", "linear", "lbfgs"} and self.probes != ["none"]:
             raise InputError(f"--probes {' '.join(self.probes)}: choose from knn, linear, lbfgs, or none")
-        for name, value in vars(self).items():
-            if isinstance(value, (int, float)) and not (0 < value < 1 if name.endswith("validation") else value > 0):
-                raise InputError(f"--{name} {value} is out of range")
+        for name in ("probe_epochs", "probe_learning_rate", "knn", "knn_temperature"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"--{name} {getattr(self, name)} is not above 0")
 
 
 @torch.no_grad()
@@ -170,7 +168,7 @@ def linear_probe(
             _fit_lbfgs(train, weight, bias, penalty=trial)
         else:
             order = torch.randperm(len(train.labels), generator=generator).to(train.labels.device)
-            for rows in order.split(options.probe_batch_size):
+            for rows in order.split(_BATCH):
                 adam.zero_grad()
                 F.cross_entropy(F.linear(train.features[rows], weight, bias), train.labels[rows]).backward()
                 adam.step()
@@ -210,10 +208,9 @@ def run_probes(train: Labelled, test: Labelled, options: ProbeOptions) -> dict[s
     """
     record: dict[str, Any] = {}
     for probe in options.probes if options.probes != ["none"] else []:
-        share = options.knn_validation if probe == "knn" else options.linear_validation
         runs: list[dict[str, float]] = []
         for seed in options.probe_seeds:
-            learn, check = (train.rows(rows) for rows in stratified_split(train.labels, share, seed))
+            learn, check = (train.rows(rows) for rows in stratified_split(train.labels, _VALIDATION[probe], seed))
             if not len(check.labels):
                 raise InputError("every class has one training image, so none is left to validate with; give more")
             if probe == "knn":
@@ -223,7 +220,7 @@ def run_probes(train: Labelled, test: Labelled, options: ProbeOptions) -> dict[s
             else:
                 runs.append(linear_probe(learn, check, test, seed, options, lbfgs=probe == "lbfgs"))
         record[probe] = {
-            "protocol": f"frozen features; {share:.0%} of each class for validation; {_recipe(probe, options)}",
+            "protocol": _protocol(probe, options),
             "images": {"train": len(learn.labels), "validation": len(check.labels), "test": len(test.labels)},
             "seeds": options.probe_seeds,
             "scores": {name: _summary([run[name] for run in runs]) for name in runs[0]},
@@ -231,16 +228,16 @@ def run_probes(train: Labelled, test: Labelled, options: ProbeOptions) -> dict[s
     return record
 
 
-def _recipe(probe: str, options: ProbeOptions) -> str:
-    if probe == "knn":
-        return f"vote of the {options.knn} nearest by cosine, temperature {options.knn_temperature:g}"
-    if probe == "lbfgs":
-        return "standardised, L-BFGS, weight penalty by validation accuracy"
-    return (f"Adam {options.probe_learning_rate:g}, batch {options.probe_batch_size}, {options.probe_epochs} epochs, "
-            "epoch by validation accuracy")  # fmt: skip
+def _protocol(probe: str, options: ProbeOptions) -> str:
+    recipe = {
+        "knn": f"vote of the {options.knn} nearest by cosine, temperature {options.knn_temperature:g}",
+        "linear": f"Adam {options.probe_learning_rate:g}, batch {_BATCH}, {options.probe_epochs} epochs, epoch",
+        "lbfgs": "standardised, L-BFGS, weight penalty",
+    }[probe] + ("" if probe == "knn" else " by validation accuracy")
+    return f"frozen features; {_VALIDATION[probe]:.0%} of each class for validation; {recipe}"
 
 
-def _summary(values: Sequence[float]) -> dict[str, Any]:
+def _summary(values: list[float]) -> dict[str, Any]:
     return {
         "mean": statistics.mean(values),
         "sd": statistics.stdev(values) if len(values) > 1 else None,

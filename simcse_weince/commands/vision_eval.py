@@ -1,0 +1,69 @@
+"""``simcse-weince vision-eval``."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from simcse_weince.commands.shared_options import check_output
+from simcse_weince.errors import InputError
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Score the frozen features of an image encoder; print the scores, write the JSON and the features.
+
+    The options of its training, which are in the folder of the encoder, are the defaults of this command.
+    """
+    import yaml
+
+    from simcse_weince.vision.arguments import EvaluationArguments, ImageArguments, parse_groups
+    from simcse_weince.vision.probe import ProbeOptions
+
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        raise InputError("name the encoder first: vision-eval MODEL --images SOURCE")
+    model, config = arguments[0], Path(arguments[0], "training_config.yaml")
+    saved = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    groups = (ImageArguments, ProbeOptions, EvaluationArguments)
+    images, probes, options, chosen = parse_groups(
+        groups,
+        arguments[1:] or arguments,
+        "simcse-weince vision-eval",
+        "%(prog)s MODEL --images SOURCE [options]",
+        saved,
+    )
+    normalize = images.view_options().normalize
+    check_output(options.output)
+
+    import torch
+
+    from simcse_weince.outputs import versions, write_text
+    from simcse_weince.vision.backbones import VisionEncoder
+    from simcse_weince.vision.training_run import load_labelled, score
+
+    bank, test = load_labelled(images)
+    encoder = VisionEncoder.from_pretrained(model, image_size=images.image_size)
+    try:
+        encoder.to(torch.device(options.device or torch.accelerator.current_accelerator() or "cpu"))
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"--device {options.device} cannot be used; leave it out or say cpu") from error
+    record = score(encoder, bank, test, probes, normalize, options.batch_size, options.features)
+    sys.stdout.write(format_scores(record["scores"]))
+    if options.output:
+        # The name alone of a local folder: a shared file tells nothing about this machine.
+        name = Path(model).resolve().name if Path(model).is_dir() else model
+        record = {"model": name, "versions": versions(), "arguments": chosen, **record}
+        write_text(options.output, json.dumps(record, indent=2, allow_nan=False) + "\n")
+
+
+def format_scores(scores: Mapping[str, Any]) -> str:
+    """Each probe with its protocol, the number of images and its scores in per cent."""
+    lines = []
+    for probe, record in scores.items():
+        count = record["images"]
+        lines.append(f"{probe}: {record['protocol']}; {len(record['seeds'])} seeds")
+        lines.append(f"  {count['train']} training, {count['validation']} validation and {count['test']} test images")
+        for name, summary in record["scores"].items():
+            spread = "" if summary["sd"] is None else f" (sd {100 * summary['sd']:.2f})"
+            lines.append(f"  {name.replace('_', ' '):26}{100 * summary['mean']:6.2f}{spread}")
+    return "".join(f"{line}\n" for line in lines)

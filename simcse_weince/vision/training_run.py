@@ -1,0 +1,164 @@
+"""One vision run from arguments to a saved encoder with its scores: every check first, then the trainer."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from transformers import PrinterCallback, set_seed
+
+from simcse_weince.errors import InputError
+from simcse_weince.outputs import replacing, versions, write_text
+from simcse_weince.sentence.trainer import LogCallback
+from simcse_weince.sentence.training_run import _check_output_dir, _clear, _only_writer, _run
+from simcse_weince.vision.arguments import ImageArguments, VisionGroups
+from simcse_weince.vision.backbones import VisionEncoder, build_backbone
+from simcse_weince.vision.datasets import ImageSet, load_images
+from simcse_weince.vision.probe import Labelled, ProbeOptions, extract_features, run_probes
+from simcse_weince.vision.trainer import VisionTrainer
+from simcse_weince.vision.views import TwoViews
+
+_CONFIG = "training_config.yaml"
+# What may differ when a checkpoint goes on; another encoder, loss, batch or image would make it no run at all.
+_FREE = ("images", "num_train_epochs", "max_steps", "logging", "eval", "save", "report", "dataloader_num", "disable",
+         "probe", "knn", "linear_validation", "bank", "test", "ddp", "use_cpu")  # fmt: skip
+
+
+def train(groups: VisionGroups) -> dict[str, Any]:
+    """Train an encoder, save it in ``output_dir`` and score its frozen features.
+
+    Written there: the backbone (a transformers folder that ``AutoModel`` loads) and its projection head, checkpoints,
+    ``trainer_state.json``, ``train_results.json``, ``training_config.yaml`` (the options, for ``--config``) and
+    ``run.json``.
+
+    Returns:
+        The content of ``run.json`` (versions, seed, device, hashes of the images, scores); its "result" has one number
+        for each score, the mean over the seeds of the probe. Empty on all processes but the first.
+
+    Raises:
+        InputError: Something about the input is unusable, found before the first step; or the training diverged.
+    """
+    arguments, chosen = groups.training, groups.chosen
+    output_dir = Path(str(arguments.output_dir))
+    checkpoint = _check_output_dir(output_dir, arguments)  # type: ignore[arg-type]
+    if checkpoint is not None:
+        _check_same_run(checkpoint, chosen)
+    elif (output_dir / "run.json").exists() and not arguments.overwrite_output_dir:
+        raise InputError(f"{output_dir}: holds an earlier run; use --overwrite_output_dir or another --output_dir")
+    criterion, view_options = groups.loss.criterion(), groups.images.view_options()
+    with arguments.main_process_first(desc="reading the images"):
+        bank, test = load_labelled(groups.images)
+        images = (
+            bank if arguments.train_split == groups.images.bank_split else _load(groups.images, arguments.train_split)
+        )
+    needed = arguments.per_device_train_batch_size * arguments.world_size
+    if len(images.images) < needed:
+        raise InputError(
+            f"{groups.images.images}: {len(images.images)} images are fewer than a batch of {needed}; lower "
+            "--per_device_train_batch_size"
+        )
+    with _only_writer(output_dir, arguments):  # type: ignore[arg-type]
+        set_seed(arguments.seed)
+        size = groups.images.image_size or images.images.shape[-1]
+        try:
+            backbone = build_backbone(groups.encoder.model_name_or_path, image_size=size, width=groups.encoder.width)
+            encoder = VisionEncoder(backbone, size, groups.encoder.projection_size)
+            trainer = VisionTrainer(
+                encoder, arguments, views=TwoViews(view_options, size), criterion=criterion, train_dataset=images,
+                eval_dataset=bank, gather=groups.loss.gather_across_devices, normalize=view_options.normalize,
+            )  # fmt: skip
+        except (ValueError, ImportError, RuntimeError) as error:
+            # What is found out only now: a width of a loaded encoder, an unknown tracker, a missing package.
+            raise InputError(" ".join(str(error).split())) from error
+        if arguments.disable_tqdm:
+            trainer.remove_callback(PrinterCallback)
+            trainer.add_callback(LogCallback())
+        if trainer.is_world_process_zero():
+            _clear(output_dir, everything=checkpoint is None)
+            write_text(output_dir / _CONFIG, yaml.safe_dump(chosen))
+        _run(trainer, checkpoint)  # type: ignore[arg-type]
+        trainer.save_model()
+        trainer.save_state()
+        if not trainer.is_world_process_zero():
+            return {}
+        parts = {"train": images, "bank": bank, "test": test}
+        record = {
+            "versions": versions(),
+            "seed": arguments.seed,
+            "device": str(arguments.device),
+            "processes": arguments.world_size,
+            "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "float32",
+            "arguments": chosen,
+            "images": {role: _provenance(part) for role, part in parts.items()},
+            "negatives_per_anchor": criterion.most_negatives,
+            "steps": trainer.state.global_step,
+            **score(encoder, bank, test, groups.probes, view_options.normalize, arguments.per_device_eval_batch_size),
+        }
+        write_text(output_dir / "run.json", json.dumps(record, indent=2, allow_nan=False) + "\n")
+    return record
+
+
+def load_labelled(images: ImageArguments) -> tuple[ImageSet, ImageSet]:
+    """The bank and the test images.
+
+    Raises:
+        InputError: one of them has no labels, or they have different classes.
+    """
+    bank, test = _load(images, images.bank_split), _load(images, images.test_split)
+    for split, part in ((images.bank_split, bank), (images.test_split, test)):
+        if part.labels is None or int(part.labels.min()) < 0:
+            raise InputError(f"{images.images}: {split} has no labels; name other --bank_split and --test_split")
+    if bank.classes != test.classes:
+        raise InputError(f"{images.images}: the classes of {images.bank_split} and {images.test_split} differ")
+    return bank, test
+
+
+def score(
+    encoder: VisionEncoder,
+    bank: ImageSet,
+    test: ImageSet,
+    options: ProbeOptions,
+    normalize: Any = None,
+    batch_size: int = 512,
+    features: str | None = None,
+) -> dict[str, Any]:
+    """Probe the frozen features of labelled images: all "scores" of `run_probes`, and their means as "result".
+
+    ``features`` is a folder that gets features and labels of both parts as .npy.
+    """
+    parts: list[Labelled] = []
+    for role, images in (("train", bank), ("test", test)):
+        values = extract_features(encoder, images.images, normalize=normalize, batch_size=batch_size)
+        parts.append(Labelled(values, torch.as_tensor(images.labels, device=values.device)))
+        for name, array in (("features", parts[-1].features), ("labels", parts[-1].labels)) if features else ():
+            with replacing(Path(str(features), f"{role}_{name}.npy")) as temporary:
+                np.save(temporary, array.cpu().numpy(), allow_pickle=False)
+    scores = run_probes(parts[0], parts[1], options)
+    means = {f"{probe}_{name}": summary["mean"] for probe, found in scores.items()
+             for name, summary in found["scores"].items()}  # fmt: skip
+    return {"scores": scores, "result": means}
+
+
+def _load(images: ImageArguments, split: str) -> ImageSet:
+    return load_images(str(images.images), split, image_size=images.image_size, cache_dir=images.cache_dir)
+
+
+def _check_same_run(checkpoint: Path, chosen: dict[str, Any]) -> None:
+    path = checkpoint.parent / _CONFIG
+    before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else chosen
+    for name in sorted(before.keys() | chosen.keys()):
+        if before.get(name) != chosen.get(name) and not name.startswith(_FREE):
+            raise InputError(
+                f"{checkpoint}: was written with --{name} {before.get(name, 'by default')}, not "
+                f"{chosen.get(name, 'by default')}; resume with the same, or start in another --output_dir"
+            )
+
+
+def _provenance(images: ImageSet) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    for part in images.images.split(4096):
+        digest.update(part.numpy())
+    return {"name": images.name, "images": len(images.images), "sha256": digest.hexdigest()}
