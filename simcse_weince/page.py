@@ -8,6 +8,7 @@ import base64
 import html
 import io
 import os
+import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from itertools import groupby
@@ -29,6 +30,7 @@ h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; padding-top: .8rem; border-top: 
 p { max-width: 46rem; margin: .6rem 0; }
 p.lead { font-size: 1.1rem; max-width: none; padding: .8rem 1rem; background: var(--lead);
   border-left: 4px solid light-dark(#2f6fb3, #6aa8ea); }
+code { white-space: nowrap; }
 .figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
 figure { margin: 0; min-width: 0; max-width: 44rem; }
 figure img { display: block; width: 100%; height: auto; background: #fff; border: 1px solid var(--rule); }
@@ -67,16 +69,18 @@ class Page:
 
     Args:
         title: Title and first heading.
-        lead: The verdict in plain words, which stands at the top; empty for none.
+        lead: The verdict in plain words, which stands at the top, a paragraph per line.
     """
 
     def __init__(self, title: str, lead: str = "") -> None:
         """Start a page."""
-        self.title = title
+        self.title, self.lead = title, lead
         self._blocks: list[tuple[str, str]] = []  # (kind, HTML)
         self._images: list[tuple[str, bytes]] = []  # (name, PNG)
-        if lead:
-            self._blocks.append(("text", f'<p class="lead">{_escaped(lead)}</p>'))
+        for paragraph in lead.splitlines():
+            # An option is not broken at its hyphens.
+            words = re.sub(r"--\w+ \S+", r"<code>\g<0></code>", _escaped(paragraph))
+            self._blocks.append(("text", f'<p class="lead">{words}</p>'))
 
     def heading(self, text: str) -> None:
         """Begin a section."""
