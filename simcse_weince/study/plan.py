@@ -1,0 +1,222 @@
+"""A study file, the runs that follow from it, and the records that these runs leave.
+
+A study has two phases. In the first, "settings", each arm is trained with every setting of its grid on seeds of its
+own, and the setting with the best mean on dev is chosen. Only with that one the seeds of the second, "report", are
+trained and tested. Records of the first phase hold no test score, so none can be looked at while there is a choice.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from simcse_weince.errors import InputError
+
+PHASES = ("settings", "report")
+
+# The arms that any comparison needs: the correction, its parts, and what could explain its gain without it.
+PRESETS: dict[str, dict[str, Any]] = {
+    "infonce": {"loss": "infonce"},
+    # InfoNCE at the temperature that the blend gives each anchor, temperature / (1 - blend), and nothing else.
+    "infonce-matched": {"loss": "weince", "shape": 0.0},
+    "weince": {"loss": "weince"},
+    "weince-likelihood": {"loss": "weince", "evidence": "likelihood"},
+    "weince-released": {"loss": "released"},
+    "infonce-released": {"loss": "released", "gate": 0.0},
+    # A blend of 1 leaves no temperature: fixed here, it is not part of the grid.
+    "weibull": {"loss": "weince", "gate": 1.0, "temperature": 0.05},
+    "mnrl-hardness": {"loss": "mnrl-hardness"},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: `options` are those of its command, but for the output folder."""
+
+    phase: str
+    arm: str
+    setting: dict[str, Any]
+    seed: int
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of its record, which no other run of the phase has."""
+        chosen = [f"{name}={value}" for name, value in self.setting.items()]
+        return "-".join([self.arm, *chosen, f"seed={self.seed}"]).replace("/", "_")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study file.
+
+    Attributes:
+        output_dir: Folder of the records; relative to where the study is started.
+        arms: Name -> options, or a list of names. The options of the preset of that name, or of the one that ``preset``
+            names, are filled in; ``grid`` replaces the study's.
+        seeds: "report" and, for a grid, "settings": two lists without a common seed.
+        scores: Title -> dotted place in ``run.json`` or in an evaluation, such as ``suite.average_spearman.all``; the
+            first is the one that the verdict is about.
+        options: Options of every run.
+        command: "train", "vision-train", or any command with ``--config``, ``--output_dir``, ``--seed`` and
+            ``--resume_from_checkpoint last`` that leaves a ``run.json`` and a ``trainer_state.json``.
+        processes: Devices of one run, by ``accelerate launch``; each adds a batch of its own.
+        grid: Option -> values to choose from, for every arm that does not fix the option.
+        select: Place in ``run.json`` of the dev score, higher is better, that the choice is made by.
+        curves: Names in the training log that are shown as learning curves.
+        baselines: Arms that the others are compared with; by default the first.
+        scale: Factor from scores to points.
+        evaluations: Name -> command on the trained encoder, with ``{run}`` for its folder, ``{last}`` for its last
+            checkpoint and ``{option}`` for any option of the run.
+    """
+
+    output_dir: Path
+    arms: dict[str, dict[str, Any]]
+    seeds: dict[str, list[int]]
+    scores: dict[str, str]
+    options: dict[str, Any] = field(default_factory=dict)
+    command: str = "train"
+    processes: int = 1
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    select: str = "result.dev_best"
+    curves: list[str] = field(default_factory=lambda: ["eval_sts-dev_spearman_cosine"])
+    baselines: list[str] = field(default_factory=list)
+    scale: float = 100
+    evaluations: dict[str, str] = field(default_factory=dict)
+
+    def settings(self, arm: str) -> list[dict[str, Any]]:
+        """Every combination of the arm's grid; the empty one for an arm that has nothing to choose."""
+        own = self.arms[arm]
+        grid = own.get("grid", {name: values for name, values in self.grid.items() if name not in own})
+        return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+    def trials(self, phase: str, arm: str, setting: dict[str, Any]) -> list[Run]:
+        """The runs of an arm with one setting, a seed each."""
+        options = {**self.options, **self.arms[arm], **setting}
+        options.pop("grid", None)
+        return [Run(phase, arm, setting, seed, {**options, "seed": seed}) for seed in self.seeds.get(phase, [])]
+
+    def runs(self, phase: str) -> list[Run | None]:
+        """The runs of a phase, seed by seed, so that half a study is one with fewer seeds.
+
+        None stands for a run whose setting is not chosen yet: the numbering is the same at any time.
+        """
+        columns: list[list[Run | None]] = []
+        for arm in self.arms:
+            if phase == "report":
+                chosen = self.chosen(arm)
+                runs = self.trials(phase, arm, chosen or {})
+                columns.append([None if chosen is None else run for run in runs])
+            elif len(settings := self.settings(arm)) > 1:
+                columns += [[*self.trials(phase, arm, setting)] for setting in settings]
+        return [run for row in zip(*columns, strict=True) for run in row]
+
+    def chosen(self, arm: str) -> dict[str, Any] | None:
+        """The setting with the best mean on dev, the first of equals; None while first-phase runs are missing."""
+        settings, means = self.settings(arm), []
+        for setting in settings if len(settings) > 1 else []:
+            records = [self.record(run) for run in self.trials("settings", arm, setting)]
+            scores = [record["select"] for record in records if record]
+            if len(scores) < len(records):
+                return None
+            means.append(-math.inf if None in scores else sum(scores))  # a collapsed encoder has no score
+        return settings[means.index(max(means)) if means else 0]
+
+    def record_path(self, run: Run) -> Path:
+        """Where the record of a run is kept."""
+        return self.output_dir / run.phase / f"{run.name}.json"
+
+    def record(self, run: Run) -> dict[str, Any] | None:
+        """The record of a run, or None if it is not finished.
+
+        Raises:
+            InputError: It was made with other options.
+        """
+        path = self.record_path(run)
+        if not path.exists():
+            return None
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if (record["options"], record["processes"]) != (shareable(run.options), self.processes):
+            raise InputError(f"{path}: was made with other options or processes; use another output_dir")
+        return record
+
+
+def shareable(value: Any) -> Any:
+    """A copy in which absolute paths are cut to their names."""
+    if isinstance(value, Mapping):
+        return {name: shareable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [shareable(item) for item in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def lookup(record: Any, place: str) -> float | None:
+    """The number at a dotted place of nested mappings and lists, such as ``result.dev_best``; None if undefined.
+
+    Raises:
+        InputError: There is no such place, or no number there.
+    """
+    try:
+        for part in place.split("."):
+            record = record[int(part)] if isinstance(record, list) else record[part]
+        return None if record is None else float(record)
+    except (LookupError, TypeError, ValueError):
+        raise InputError(f"a record has no number at {place}; name a place in run.json or an evaluation") from None
+
+
+def read_study(
+    path: str | Path, *, output_dir: str | Path | None = None, options: Mapping[str, Any] | None = None
+) -> Study:
+    """Read a study from its YAML file, whose keys are the attributes of `Study`, or from the folder of its records.
+
+    Args:
+        path: The file or the folder.
+        output_dir: Instead of the one in the file.
+        options: Added to those in the file, and winning over them.
+
+    Raises:
+        InputError: It cannot be read, or is no study; names the file and the key.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path, output_dir = path / "study.yaml", path
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        content["output_dir"] = Path(output_dir or content["output_dir"])
+        arms = dict.fromkeys(content["arms"]) if isinstance(content["arms"], list) else content["arms"]
+        content["arms"] = {arm: _with_preset(arm, own or {}) for arm, own in arms.items()}
+        content["options"] = {**content.get("options", {}), **(options or {})}
+        study = Study(**content)
+        _check(study)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError) as error:
+        keys = ", ".join(item.name for item in fields(Study))
+        raise InputError(f"{path}: is no study ({' '.join(str(error).split())}); its keys are {keys}") from error
+    return replace(study, baselines=study.baselines or list(study.arms)[:1])
+
+
+def _with_preset(arm: str, own: dict[str, Any]) -> dict[str, Any]:
+    preset = own.get("preset", arm)
+    if preset not in PRESETS and ("preset" in own or not own):
+        raise ValueError(f"arm {arm}: no preset {preset} among {', '.join(PRESETS)}, and no options")
+    return {**PRESETS.get(preset, {}), **{name: value for name, value in own.items() if name != "preset"}}
+
+
+def _check(study: Study) -> None:
+    seeds = [seed for phase in PHASES for seed in study.seeds.get(phase, [])]
+    if not study.arms or not study.scores or not study.seeds.get("report") or study.seeds.keys() - set(PHASES):
+        raise ValueError("it needs arms, scores and seeds, and seeds has report and settings")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("a seed is used twice, but settings are chosen on other seeds than those that are reported")
+    if not study.seeds.get("settings") and any(len(study.settings(arm)) > 1 for arm in study.arms):
+        raise ValueError("a grid needs seeds of its own, under seeds: settings")
+    if unknown := set(study.baselines) - study.arms.keys():
+        raise ValueError(f"baselines names no arm: {', '.join(sorted(unknown))}")
+    for command in study.evaluations.values():
+        command.format(**{**study.options, "run": "", "last": ""})

@@ -1,0 +1,152 @@
+"""Study files: arms, settings, the order of runs, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from simcse_weince.errors import InputError
+from simcse_weince.sentence.arguments import parse_training_arguments
+from simcse_weince.study.plan import PRESETS, lookup, read_study, shareable
+
+STUDY = {
+    "output_dir": "runs/study",
+    "options": {"model_name_or_path": "m", "train_file": "/home/somebody/text.txt"},
+    "arms": {"infonce": None, "weince": {}, "weibull": {}, "large": {"preset": "weince", "per_device_batch": 256}},
+    "grid": {"temperature": [0.05, 0.07]},
+    "seeds": {"settings": [11, 12], "report": [1, 2, 3]},
+    "scores": {"STS-B test": "result.test_after"},
+}
+
+
+def write(tmp_path, **changes):
+    study = {name: value for name, value in {**STUDY, **changes}.items() if value is not ...}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+    return tmp_path / "study.yaml"
+
+
+def plan(tmp_path, **changes):
+    return read_study(write(tmp_path, **changes), output_dir=tmp_path / "records")
+
+
+def finish(study, trial, **content):
+    """A record as the runner leaves it."""
+    path = study.record_path(trial)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"options": shareable(trial.options), "processes": 1, "select": 0.8, "evaluations": {}, "curve": []}
+    path.write_text(json.dumps({**record, "setting": trial.setting, "seconds": 9.0, **content}))
+
+
+def test_presets_are_filled_in_and_fixed_options_leave_the_grid(tmp_path):
+    study = plan(tmp_path)
+    assert study.arms["large"] == {"loss": "weince", "per_device_batch": 256}
+    assert study.settings("infonce") == [{"temperature": 0.05}, {"temperature": 0.07}]
+    # The pure shortfall link has no temperature, so there is nothing to choose for it.
+    assert study.settings("weibull") == [{}] and study.arms["weibull"]["gate"] == 1.0
+    assert study.baselines == ["infonce"]
+
+
+def test_arms_without_options_can_be_a_list(tmp_path):
+    assert plan(tmp_path, arms=["infonce", "weibull"]).arms == {arm: PRESETS[arm] for arm in ("infonce", "weibull")}
+
+
+def test_a_grid_of_an_arm_replaces_that_of_the_study(tmp_path):
+    arms = {"infonce": {}, "weince": {"grid": {"evidence_margin": [0, 2, 6], "hardness_sharpness": [5, 10]}}}
+    study = plan(tmp_path, arms=arms)
+    assert len(study.settings("weince")) == 6
+    assert "grid" not in study.trials("settings", "weince", study.settings("weince")[0])[0].options
+
+
+def test_runs_go_seed_by_seed_and_have_names_of_their_own(tmp_path):
+    study = plan(tmp_path)
+    runs = study.runs("settings")
+    assert [(run.arm, run.seed) for run in runs[:6]] == [
+        (arm, 11) for arm in ("infonce", "weince", "large") for _ in "12"
+    ]
+    assert len({run.name for run in runs}) == len(runs) == 12
+    assert runs[1].name == "infonce-temperature=0.07-seed=11" and runs[1].options["temperature"] == 0.07
+
+
+def test_a_report_run_waits_for_every_setting_of_its_arm_and_takes_the_best_on_dev(tmp_path):
+    study = plan(tmp_path)
+    assert [run and run.arm for run in study.runs("report")[:4]] == [None, None, "weibull", None]
+    scores = {0.05: 0.80, 0.07: 0.81}
+    *others, last = [run for run in study.runs("settings") if run.arm == "weince"]
+    for run in others:
+        finish(study, run, select=scores[run.setting["temperature"]])
+    assert study.chosen("weince") is None
+    finish(study, last, select=scores[last.setting["temperature"]])
+    assert study.chosen("weince") == {"temperature": 0.07}
+    assert [run and run.name for run in study.runs("report")[:2]] == [None, "weince-temperature=0.07-seed=1"]
+
+
+def test_a_setting_with_a_collapsed_seed_is_not_chosen(tmp_path):
+    study = plan(tmp_path, arms={"infonce": {}})
+    for run in study.runs("settings"):
+        collapsed = run.setting == {"temperature": 0.07} and run.seed == 12
+        finish(study, run, select=None if collapsed else 0.7 + run.setting["temperature"])
+    assert study.chosen("infonce") == {"temperature": 0.05}
+
+
+def test_records_of_other_options_are_refused(tmp_path):
+    study = plan(tmp_path)
+    finish(study, study.runs("settings")[0])
+    changed = read_study(write(tmp_path), output_dir=tmp_path / "records", options={"max_steps": 7})
+    with pytest.raises(InputError, match="other options"):
+        changed.record(changed.runs("settings")[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"armes": {}}, "armes"),
+        ({"scores": ...}, "scores"),
+        ({"output_dir": ...}, "output_dir"),
+        ({"arms": {"wience": {}}}, "no preset wience"),
+        ({"seeds": {"report": [1, 1]}}, "used twice"),
+        ({"seeds": {"settings": [1], "report": [1]}}, "other seeds"),
+        ({"seeds": {"report": [1, 2]}}, "a grid needs seeds"),
+        ({"seeds": {"report": [1], "settings": [2], "test": [3]}}, "report and settings"),
+        ({"baselines": ["simcse"]}, "baselines names no arm: simcse"),
+        ({"arms": "infonce"}, "is no study"),
+        ({"evaluations": {"suite": "evaluate {run} --data_dir {data_dir}"}}, "data_dir"),
+    ],
+)
+def test_what_is_wrong_with_a_study_is_said_in_one_sentence(tmp_path, changes, message):
+    with pytest.raises(InputError, match=message) as caught:
+        read_study(write(tmp_path, **changes))
+    assert str(tmp_path / "study.yaml") in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path):
+    with pytest.raises(InputError, match="none.yaml: cannot be read"):
+        read_study(tmp_path / "none.yaml")
+    (tmp_path / "broken.yaml").write_text("arms: [")
+    with pytest.raises(InputError, match="broken.yaml: is no study"):
+        read_study(tmp_path / "broken.yaml")
+
+
+def test_lookup_follows_names_and_numbers():
+    record = {"result": {"dev": 0.5, "undefined": None}, "tasks": [{"score": 1}]}
+    assert lookup(record, "tasks.0.score") == 1.0 and lookup(record, "result.undefined") is None
+    for place in ("result.test", "tasks.3.score", "result", "result.dev.more"):
+        with pytest.raises(InputError, match=place.replace(".", r"\.")):
+            lookup(record, place)
+
+
+def test_every_preset_is_a_command_line_of_the_trainer(tmp_path):
+    for arm, options in PRESETS.items():
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        groups = parse_training_arguments(
+            ["--model_name_or_path", "m", "--train_file", "t", "--output_dir", str(tmp_path), "--use_cpu", *flags]
+        )
+        assert groups[2].loss == options["loss"], arm
+        assert groups[2].criterion_options()["temperature"] == 0.05
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "scripts" / "studies").glob("*.yaml")), ids=str)
+def test_the_studies_that_are_shipped_can_be_read(path):
+    study = read_study(path)
+    assert len(study.seeds["report"]) >= 3 and set(study.baselines) <= set(study.arms)
+    assert all(run is not None for run in study.runs("settings"))
