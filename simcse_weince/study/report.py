@@ -1,0 +1,163 @@
+"""What a study found, over seeds: a summary for JSON, and from it tables as Markdown and a page with learning curves.
+
+Only what is complete counts: an arm enters with all its report seeds, and a setting with all its own, or not at all.
+"""
+
+import os
+from typing import Any
+
+from simcse_weince.page import Page, new_figure
+from simcse_weince.study.plan import Study, lookup
+from simcse_weince.study.statistics import holm, paired_difference, spread
+
+Table = tuple[str, list[str], list[list[str]]]
+_NEEDED = ("seeds_for_half_a_point", "seeds_for_a_point")
+_SPREAD = ["mean", "sd", "95 % interval"]
+
+
+def summarize(study: Study) -> dict[str, Any]:
+    """Everything that a study has found so far, in points, ready for JSON.
+
+    Returns:
+        ``settings``: the dev score of each arm's settings, and which is chosen. ``scores``: by title the ``arms`` and
+        their paired ``differences`` to the baselines, with p after Holm's correction over the differences of the title.
+        ``curves``: by name in the training log, and arm, mean and standard deviation at each step. ``incomplete``:
+        arm -> finished seeds. ``seconds`` of all runs, and ``seconds_of_a_run``, the mean of report runs.
+    """
+    complete: dict[str, list[dict[str, Any]]] = {}
+    incomplete, settings, seconds = {}, [], 0.0
+    for arm in study.arms:
+        chosen = study.chosen(arm)
+        for setting in study.settings(arm):
+            records = [record for run in study.trials("settings", arm, setting) if (record := study.record(run))]
+            scores = [study.scale * record["select"] for record in records if record["select"] is not None]
+            seconds += sum(record["seconds"] for record in records)
+            if scores and len(scores) == len(study.seeds["settings"]):
+                settings.append({"arm": arm, "setting": setting, "chosen": setting == chosen, **spread(scores)})
+        runs = study.trials("report", arm, chosen or {})
+        records = [record for run in runs if chosen is not None and (record := study.record(run))]
+        if len(records) == len(runs):
+            complete[arm] = records
+            seconds += sum(record["seconds"] for record in records)
+        else:
+            incomplete[arm] = f"{len(records)} of {len(runs)}"
+    report = [record["seconds"] for records in complete.values() for record in records]
+    return {
+        "study": study.output_dir.resolve().name, "settings": settings,
+        "scores": {title: _score(study, place, complete) for title, place in study.scores.items()},
+        "curves": {name: _curves(name, complete) for name in study.curves}, "incomplete": incomplete,
+        "seconds": seconds, "seconds_of_a_run": sum(report) / len(report) if report else None,
+    }  # fmt: skip
+
+
+def _score(study: Study, place: str, complete: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    values: dict[str, list[float]] = {}
+    for arm, records in complete.items():
+        scores = [lookup({**record["run"], **record["evaluations"]}, place) for record in records]
+        if None not in scores:  # a collapsed encoder has no score, so its arm has no mean
+            values[arm] = [study.scale * score for score in scores if score is not None]
+    differences = [
+        {"arm": arm, "baseline": baseline, **paired_difference(values[arm], values[baseline])}
+        for number, baseline in enumerate(study.baselines)
+        for arm in values
+        if baseline in values and arm not in study.baselines[: number + 1]
+    ]
+    for difference, p in zip(differences, holm([one["p"] for one in differences]), strict=True):
+        difference["p_holm"] = p
+    arms = {arm: {"setting": complete[arm][0]["setting"], **spread(each), "each": each} for arm, each in values.items()}
+    return {"arms": arms, "differences": differences}
+
+
+def _curves(name: str, complete: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    curves = {}
+    for arm, records in complete.items():
+        runs = [{entry["step"]: entry[name] for entry in record["curve"] if entry.get(name) is not None}
+                for record in records]  # fmt: skip
+        if steps := sorted(set.intersection(*map(set, runs))):
+            points = [spread([run[step] for run in runs]) for step in steps]
+            curves[arm] = {"steps": steps, **{key: [point[key] for point in points] for key in ("mean", "sd")}}
+    return curves
+
+
+def verdict(summary: dict[str, Any]) -> str:
+    """In a few sentences: what the first score shows, what it cannot show, and what it would take."""
+    title, score = next(iter(summary["scores"].items()))
+    if not (differences := score["differences"]):
+        return "No two arms are complete yet, so there is nothing to compare."
+    shown = [f"{one['arm']} {one['mean']:+.2f} to {one['baseline']}" for one in differences if one["p_holm"] <= 0.05]
+    seeds, smallest = differences[0]["n"], min(1.0, len(differences) * 2.0 ** (1 - differences[0]["n"]))
+    text = f"{title}: {len(shown)} of {len(differences)} differences are shown, by p after Holm of at most 0.05"
+    text += f": {'; '.join(shown)}." if shown else "."
+    if smallest > 0.05:
+        text += f" With {seeds} seeds that p cannot be below {smallest:.2g}, so read the intervals or add seeds."
+    if seeds > 1:
+        widest = max(differences, key=lambda one: one["sd"])
+        half, whole = (
+            f"{widest[name]} seeds ({2 * widest[name] * summary['seconds_of_a_run'] / 3600:.2g} hours)"
+            for name in _NEEDED
+        )
+        text += (
+            f" At the widest spread, {widest['arm']} to {widest['baseline']}, two arms need {half} to show 0.5 points"
+        )
+        text += f" and {whole} for 1.0."
+    return text
+
+
+def tables(summary: dict[str, Any]) -> list[Table]:
+    """The summary as titles, headers and rows of formatted cells; without those that have no row."""
+    result: list[Table] = []
+    for title, score in summary["scores"].items():
+        rows = [[arm, *_cells(one), " ".join(f"{value:.2f}" for value in one["each"])]
+                for arm, one in score["arms"].items()]  # fmt: skip
+        result.append((title, ["arm", "setting", *_SPREAD, "each seed"], rows))
+        rows = [[f"{one['arm']} - {one['baseline']}", *_cells(one, "+"), f"{one['p']:.3g}", f"{one['p_holm']:.3g}",
+                 *(str(one[name] or "-") for name in _NEEDED)] for one in score["differences"]]  # fmt: skip
+        header = ["same seeds", *_SPREAD, "p", "p, Holm", "seeds for 0.5", "seeds for 1.0"]
+        result.append((f"{title}: paired differences", header, rows))
+    rows = [[one["arm"], *_cells(one), "chosen" if one["chosen"] else ""] for one in summary["settings"]]
+    result.append(("Settings, by the dev score of other seeds", ["arm", "setting", *_SPREAD, ""], rows))
+    result.append(("Not complete", ["arm", "seeds"], [list(item) for item in summary["incomplete"].items()]))
+    return [table for table in result if table[2]]
+
+
+def _cells(one: dict[str, Any], sign: str = "") -> list[str]:
+    setting = (
+        [", ".join(f"{name} {value}" for name, value in one["setting"].items()) or "-"] if "setting" in one else []
+    )
+    if one["sd"] is None:
+        return [*setting, f"{one['mean']:{sign}.2f}", "-", "-"]
+    interval = f"{one['low']:{sign}.2f} to {one['high']:{sign}.2f}"
+    return [*setting, f"{one['mean']:{sign}.2f}", f"{one['sd']:.2f}", interval]
+
+
+def to_markdown(summary: dict[str, Any]) -> str:
+    """Verdict and tables, the columns aligned so that a terminal shows them as well."""
+    parts = [f"# {summary['study']}", verdict(summary)]
+    for title, header, rows in tables(summary):
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines = [header, ["-" * width for width in widths], *rows]
+        parts += [f"## {title}", "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)]
+    return "\n\n".join([*parts, f"All runs took {summary['seconds'] / 3600:.2g} hours."]) + "\n"
+
+
+def write_page(summary: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write verdict, tables and learning curves, with bands of one standard deviation, as a self-contained page."""
+    page = Page(summary["study"], verdict(summary))
+    for title, header, rows in tables(summary):
+        page.heading(title)
+        page.table(header, rows)
+    page.heading("During training")
+    for name, curves in summary["curves"].items():
+        figure = new_figure()
+        axes = figure.subplots()
+        axes.set(xlabel="step", ylabel=name)
+        for arm, curve in curves.items():
+            axes.plot(curve["steps"], curve["mean"], label=arm)
+            bands = [(mean - (sd or 0), mean + (sd or 0)) for mean, sd in zip(curve["mean"], curve["sd"], strict=True)]
+            axes.fill_between(curve["steps"], *zip(*bands, strict=True), alpha=0.15)
+        if curves:
+            axes.legend()
+            page.figure(
+                figure, f"{name} by step, a line for each arm", "Mean and standard deviation over seeds", "curve"
+            )
+    page.write(path)
