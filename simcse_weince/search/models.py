@@ -30,44 +30,35 @@ class _SolvableModel:
 
     All are float64. ``anchor_law`` (x,) weighs the anchors; ``log_z`` (x,) and ``density`` (x, y) are those of the
     search kernel relative to the corpus.
+
+    Attributes:
+        ce: Search cross-entropy, the limit of the risk less its offset.
+        Er: Mean density of the search kernel at the positive.
+        Ev: Mean chi-square of the search kernel from the corpus.
+        cA: Limit of ``k * (risk - log k - CE)``.
+        cB: Limit of ``k * (risk - log(k + 1) - CE)``.
+        kl_m_pi: Information between anchor and positive, ``KL(M || pi)``: no cross-entropy is below minus it.
     """
+
+    kl_m_pi: float
 
     def __init__(self, logits: Tensor, corpus: Tensor, positive: Tensor, anchor_law: Tensor) -> None:
         """Normalise the search kernel."""
         self.logits, self.corpus, self.positive, self.anchor_law = logits, corpus, positive, anchor_law
         self.log_z = (logits + corpus.log()).logsumexp(1)
         self.density = (logits - self.log_z[:, None]).exp()
+        self.ce = self._mean(self.log_z - (positive * logits).sum(1))
+        self.Er = self._mean((positive * self.density).sum(1))
+        self._set_chi2(self._mean(self._moment(2)))
+
+    def _set_chi2(self, chi2: float) -> None:
+        self.Ev, self.cA, self.cB = chi2, self.Er - chi2 / 2, self.Er - chi2 / 2 - 1
 
     def _mean(self, per_anchor: Tensor) -> float:
         return float(self.anchor_law @ per_anchor)
 
     def _moment(self, power: int) -> Tensor:
         return ((self.density - 1) ** power) @ self.corpus
-
-    @property
-    def ce(self) -> float:
-        """Search cross-entropy, the limit of the risk less its offset."""
-        return self._mean(self.log_z - (self.positive * self.logits).sum(1))
-
-    @property
-    def Er(self) -> float:
-        """Mean density of the search kernel at the positive."""
-        return self._mean((self.positive * self.density).sum(1))
-
-    @property
-    def Ev(self) -> float:
-        """Mean chi-square of the search kernel from the corpus."""
-        return self._mean(self._moment(2))
-
-    @property
-    def cA(self) -> float:
-        """Limit of ``k * (risk - log k - CE)``."""
-        return self.Er - self.Ev / 2
-
-    @property
-    def cB(self) -> float:
-        """Limit of ``k * (risk - log(k + 1) - CE)``."""
-        return self.cA - 1
 
     @property
     def c2A(self) -> float:
@@ -107,6 +98,11 @@ class DiscreteModel(_SolvableModel):
         logits: Logits (m, m). Samples are then these logits: use ``SoftmaxLink(1)`` and ``unbounded=True``.
         emb: Unit vectors (m, d) instead, with ``link``.
         link: Link of the cosines of ``emb``.
+
+    Attributes:
+        weight: Density of the positive relative to the corpus, (m, m).
+        chi2_m: Mean chi-square of the positive's law from the corpus.
+        cE: Limit of ``K * (expected_search_ce(K) - log K - CE)``.
     """
 
     def __init__(
@@ -127,27 +123,11 @@ class DiscreteModel(_SolvableModel):
         if self.similarity.shape != (m, m):
             raise ValueError(f"logits or emb must describe {m} items")
         super().__init__(self.similarity if link is None else link.logit(self.similarity), corpus, positive, corpus)
-
-    @property
-    def weight(self) -> Tensor:
-        """Density of the positive relative to the corpus, (m, m)."""
-        return self.positive / self.corpus
-
-    @property
-    def kl_m_pi(self) -> float:
-        """Information between anchor and positive, ``KL(M || pi)``: no cross-entropy is below minus it."""
-        return self._mean(torch.special.xlogy(self.positive, self.weight).sum(1))
-
-    @property
-    def chi2_m(self) -> float:
-        """Mean chi-square of the positive's law from the corpus."""
-        return self._mean((self.weight - 1) ** 2 @ self.corpus)
-
-    @property
-    def cE(self) -> float:
-        """Limit of ``K * (expected_search_ce(K) - log K - CE)``."""
-        centred = self.logits - (self.positive * self.logits).sum(1, keepdim=True)
-        return -self.Ev / 2 + self._mean((self.positive * centred * self.weight).sum(1))
+        self.weight = positive / corpus
+        self.kl_m_pi = self._mean(torch.special.xlogy(positive, self.weight).sum(1))
+        self.chi2_m = self._mean((self.weight - 1) ** 2 @ corpus)
+        centred = self.logits - (positive * self.logits).sum(1, keepdim=True)
+        self.cE = -self.Ev / 2 + self._mean((positive * centred * self.weight).sum(1))
 
     def expected_search_ce(self, K: int) -> float:
         """Expected cross-entropy between relevance and search on K unseen items, relevance being the density of M.
@@ -191,7 +171,6 @@ class VonMisesFisherModel(_SolvableModel):
         exponent = link.theta_t
         if exponent >= self.shape:
             raise ValueError(f"a shortfall exponent of at least (d - 1) / 2 = {self.shape} has no finite normaliser")
-        self.finite_variance = 2 * exponent < self.shape
         slack = 2 * kappa + 4 * (link.theta_s + exponent)
         odds, log_weights = uniform_quadrature(d, slack, min(2 * exponent, (exponent + self.shape) / 2))
         half_gap = torch.from_numpy(odds).sigmoid()
@@ -199,12 +178,9 @@ class VonMisesFisherModel(_SolvableModel):
         law, log_match = torch.from_numpy(log_weights), log_uniform_normaliser(d, kappa)
         positive = (law + kappa * cosine - log_match).exp()[None]
         super().__init__(link.logit(cosine, 2 * half_gap)[None], law.exp(), positive, torch.ones(1).double())
-        self.kl_m_pi = kappa * float(positive[0] @ cosine) - log_match  # information between anchor and positive
-
-    @property
-    def Ev(self) -> float:
-        """Mean chi-square of the search kernel from the corpus; infinite for too steep a shortfall link."""
-        return super().Ev if self.finite_variance else math.inf
+        self.kl_m_pi = kappa * float(positive[0] @ cosine) - log_match
+        if 2 * exponent >= self.shape:
+            self._set_chi2(math.inf)
 
     def sample(self, n: int, N: int, seed: int = 0, shared_pool: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Cosines of n anchors to a positive each (n,) and to N pool items (n, N)."""

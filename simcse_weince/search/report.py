@@ -13,52 +13,30 @@ from sentence_transformers.util import semantic_search
 from torch import Tensor
 
 from simcse_weince.page import Page, new_figure
-from simcse_weince.search.kernels import (
-    CosineRows,
-    CrossEntropy,
-    HeavyTailWarning,
-    Result,
-    SelfMatchWarning,
-    SmallPoolWarning,
-    SoftmaxLink,
-    WeibullLink,
-    search_cross_entropy,
-)
-from simcse_weince.search.risk import (
-    BiasCurve,
-    KRecommendation,
-    LinkComparison,
-    TemperatureFit,
-    TemperatureSweep,
-    bias_curve,
-    compare_links,
-    optimal_temperature,
-    recommend_k,
-    temperature_sweep,
-)
+from simcse_weince.search import kernels, risk
 
 FEWEST_PAIRS = 10
 SMALLEST_POOL = 20
 _PER_ANCHOR = ("per_anchor", "log_Z", "chi2", "r_pos")  # of no use to a reader of the JSON
 _DEPTH = 100  # of the ranking
-_WARNINGS = (SelfMatchWarning, SmallPoolWarning, HeavyTailWarning)  # the last: see the links
+_WARNINGS = (kernels.SelfMatchWarning, kernels.SmallPoolWarning, kernels.HeavyTailWarning)  # the last: see the links
 Section = tuple[str, str, list[str], list[list[str]]]
 
 
 @dataclass(frozen=True)
-class SearchReport(Result):
+class SearchReport(kernels.Result):
     """Everything :func:`measure_search` finds; numbers of negatives and the bias are at ``temperature``."""
 
     pairs: int
     pool: int
     temperature: float
     tolerance: float
-    bias: BiasCurve
-    recommendation: KRecommendation
-    cross_entropy: CrossEntropy
-    sweep: TemperatureSweep
-    best: TemperatureFit | None  # None where the pool is too small for every temperature tried
-    links: LinkComparison  # softmax and shortfall link, fitted on one half of the pairs and compared on the other
+    bias: risk.BiasCurve
+    recommendation: risk.KRecommendation
+    cross_entropy: kernels.CrossEntropy
+    sweep: risk.TemperatureSweep
+    best: risk.TemperatureFit | None  # None where the pool is too small for every temperature tried
+    links: risk.LinkComparison  # softmax and shortfall link, fitted on one half of the pairs and compared on the other
     retrieval: dict[str, float]
     warnings: list[str]
 
@@ -66,15 +44,15 @@ class SearchReport(Result):
         """Plain values ready for JSON, None for what is not finite, without the arrays per anchor."""
 
         def plain(value: Any) -> Any:
-            if isinstance(value, Result):
-                value = {k: v for k, v in Result.to_dict(value).items() if k not in _PER_ANCHOR}
+            if isinstance(value, kernels.Result):
+                value = {k: v for k, v in kernels.Result.to_dict(value).items() if k not in _PER_ANCHOR}
             if isinstance(value, dict):
                 return {key: plain(item) for key, item in value.items()}
             if isinstance(value, list | tuple):
                 return [plain(item) for item in value]
             return None if isinstance(value, float) and not math.isfinite(value) else value
 
-        return plain(Result.to_dict(self))
+        return plain(kernels.Result.to_dict(self))
 
 
 def measure_search(
@@ -93,12 +71,12 @@ def measure_search(
         seed: Of the split on which the links are fitted.
         faiss_index: See :func:`retrieval_figures`.
     """
-    pos, neg = (anchors * positives).sum(1).clamp(-1, 1), CosineRows(anchors, pool)
+    pos, neg = (anchors * positives).sum(1).clamp(-1, 1), kernels.CosineRows(anchors, pool)
     ks = [2**power for power in range(max_k.bit_length())]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        cross_entropy = search_cross_entropy(pos, neg, tau=temperature)
-        links = compare_links(pos, neg, [SoftmaxLink(temperature), WeibullLink(1.0)], seed=seed)
+        cross_entropy = kernels.search_cross_entropy(pos, neg, tau=temperature)
+        links = risk.compare_links(pos, neg, [kernels.SoftmaxLink(temperature), kernels.WeibullLink(1.0)], seed=seed)
     remarks = list(dict.fromkeys(str(w.message) for w in caught if w.category in _WARNINGS[:2]))
     remarks += [f"{name}: {remark}" for name, remark in zip(links.link, links.warnings, strict=True) if remark]
     if ks[-1] > len(pool):
@@ -106,12 +84,12 @@ def measure_search(
     with warnings.catch_warnings():
         for category in _WARNINGS:
             warnings.simplefilter("ignore", category)
-        curve = bias_curve(pos, neg, ks, tau=temperature)
-        recommendation = recommend_k(pos, neg, tolerance, tau=temperature)
-        sweep = temperature_sweep(pos, neg, np.geomspace(0.01, 1, 13).tolist())
+        curve = risk.bias_curve(pos, neg, ks, tau=temperature)
+        recommendation = risk.recommend_k(pos, neg, tolerance, tau=temperature)
+        sweep = risk.temperature_sweep(pos, neg, np.geomspace(0.01, 1, 13).tolist())
         # Where a handful of items carry the whole estimate, the cross-entropy is optimistic: no place for an optimum.
         warm = sweep.tau[sweep.ess >= 30]
-        best = optimal_temperature(pos, neg, bounds=(float(warm[0]), 1e3)) if len(warm) else None
+        best = risk.optimal_temperature(pos, neg, bounds=(float(warm[0]), 1e3)) if len(warm) else None
     retrieval = retrieval_figures(anchors, positives, pool, faiss_index)
     return SearchReport(len(anchors), len(pool), temperature, tolerance, curve, recommendation, cross_entropy, sweep,
                         best, links, retrieval, remarks)  # fmt: skip
