@@ -340,13 +340,15 @@ class InfoNCE(nn.Module):
         if not self._last:
             return {}
         last = {name: value.float() for name, value in self._last.items()}
-        negatives, masked = last.pop("negatives"), last.pop("masked")
+        negatives = last.pop("negatives")
         compared = negatives > 0
+        if "blend" in last:
+            last["blend_above_half"] = (last["blend"] > 0.5).float()
         values = {
             name: value if value.ndim == 0 else torch.where(compared, value, 0).sum() / compared.sum().clamp(min=1)
             for name, value in last.items()
         }
-        values["masked_candidates"] = masked.sum()
+        values["masked_candidates"] = (self.most_negatives - negatives).sum()
         values["anchors_without_tail"] = (negatives < FEWEST_NEGATIVES).sum().float()
         numbers = dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
         numbers["uniformity"] = math.log(max(numbers["uniformity"], math.ulp(0.0)))
@@ -409,7 +411,6 @@ class InfoNCE(nn.Module):
         self.most_negatives = comparison.most_negatives
         names = ("negatives", "positive_cosine", "negative_cosine", "near_negatives", "uniformity")
         self._last = dict(zip(names, look.anchors.unbind(1), strict=False))
-        self._last["masked"] = comparison.most_negatives - self._last["negatives"]
         self._last["zero_norm_rows"] = comparison.zero_norm_rows
         return look.anchors.new_empty(len(look.anchors), 0)
 
@@ -584,7 +585,6 @@ class Weince(InfoNCE):
         super()._weights(comparison, look)
         tail = self._statistics(comparison.most_negatives, look)
         self._last |= {name: value for name, value in tail._asdict().items() if isinstance(value, Tensor)}
-        self._last["blend_above_half"] = tail.blend > 0.5
         return torch.stack([tail.blend, tail.shape], dim=1)
 
     def _logits(self, cosine: Tensor, weights: Tensor) -> Tensor:

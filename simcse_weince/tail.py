@@ -79,8 +79,8 @@ def fit_tail(smallest: Tensor, negatives: Tensor, *, fraction: float, minimum: i
     exponential tails; its shape is the Hill estimate.
 
     Args:
-        smallest: (A, k) shortfalls in increasing order, +inf where an anchor has fewer than k negatives; k is at least
-            the tail size of every anchor.
+        smallest: (A, k) shortfalls up to 2, in increasing order, +inf where an anchor has fewer than k negatives; k is
+            at least the tail size of every anchor.
         negatives: (A,) number of unmasked negatives.
         fraction: share of the negatives that makes up the tail.
         minimum: tail size below which the share does not go.
@@ -90,51 +90,45 @@ def fit_tail(smallest: Tensor, negatives: Tensor, *, fraction: float, minimum: i
         The fits; ``evidence``, ``shape`` and ``r_squared`` are 0 where the tail is too small or has no spread.
     """
     dtype = smallest.dtype
-    smallest = smallest.clamp(min=RESOLUTION)
     count = negatives[:, None].to(dtype)
-    size = share(fraction, negatives)[:, None].to(dtype).clamp(min=minimum).minimum(count)
+    size = share(fraction, negatives)[:, None].to(dtype).clamp(min=minimum).minimum(count.clamp(min=1))
     burn = (size / 20).floor().clamp(min=1)
     rank = torch.arange(1, smallest.shape[1] + 1, dtype=dtype, device=smallest.device)
-    fitted = (rank > burn) & (rank <= size)
+    fitted = ((rank > burn) & (rank <= size)).to(dtype)
     points = fitted.sum(-1, keepdim=True)
 
-    log_shortfall, log_rank = smallest.log(), (rank / (size + 1)).log()
-    x = _centred(log_shortfall, fitted, points)
-    y = _centred(log_rank, fitted, points)
-    slope, error = _line(x, y)
-    r_squared = 1 - error / y.square().sum(-1).clamp(min=RESOLUTION)
+    # Few operations, because for a small batch their number is the cost: absent shortfalls (+inf) become finite and get
+    # the weight 0, and both lines are fitted at once.
+    smallest = smallest.clamp(RESOLUTION, 2)
+    log_shortfall, log_rank = smallest.log(), (rank.minimum(size) / (size + 1)).log()
+    responses = [log_rank, (-log_rank).log()] if evidence == "regression" else [log_rank]
+    x, y = (_centred(values, fitted, points) for values in (log_shortfall, torch.stack(responses)))
+    slope = (x * y).sum(-1) / x.square().sum(-1).clamp(min=1e-12)
+    error = (y - slope[..., None] * x).square().sum(-1)
+    r_squared = 1 - error[0] / y[0].square().sum(-1).clamp(min=RESOLUTION)
 
     last = (size.long() - 1).clamp(min=0)
     threshold = smallest.gather(1, last)
     first = smallest.gather(1, burn.long().minimum(last))
     # Equal shortfalls plus rounding noise fit any line: such a tail says nothing.
-    spread = torch.where(last >= burn, threshold - first, 0)
-    estimable = (count >= FEWEST_NEGATIVES) & (points > 2) & (spread > 10 * RESOLUTION)
+    estimable = (count >= FEWEST_NEGATIVES) & (points > 2) & (threshold - first > 10 * RESOLUTION)
 
     if evidence == "regression":
-        gumbel_slope, gumbel_error = _line(x, _centred((-log_rank).log(), fitted, points))
         # A line that rises the wrong way is no model of a tail: the penalty decides against it.
-        error = error + 1e6 * (slope <= 0)
-        gumbel_error = gumbel_error + 1e6 * (gumbel_slope >= 0)
-        shape = slope.clamp(min=0)
-        score = points[:, 0] * (gumbel_error.clamp(min=1e-12).log() - error.clamp(min=1e-12).log())
+        error = error + 1e6 * torch.stack([slope[0] <= 0, slope[1] >= 0])
+        log_error = error.clamp(min=1e-12).log()
+        shape, score = slope[0].clamp(min=0), points[:, 0] * (log_error[1] - log_error[0])
     else:
-        below, excesses = rank < size, (size[:, 0] - 1).clamp(min=1)
-        log_ratio = torch.where(below, threshold.log() - log_shortfall, 0).sum(-1).clamp(min=RESOLUTION)
-        scale = torch.where(below, threshold - smallest, 0).sum(-1).clamp(min=RESOLUTION) / excesses
+        below, excesses = (rank < size).to(dtype), (size[:, 0] - 1).clamp(min=1)
+        log_ratio = ((threshold.log() - log_shortfall) * below).sum(-1).clamp(min=RESOLUTION)
+        scale = ((threshold - smallest) * below).sum(-1).clamp(min=RESOLUTION) / excesses
         shape = excesses / log_ratio
         # 2 * (loglik_W - loglik_G), in which sum(log d) and both exponents cancel to this.
         score = 2 * (excesses * (shape * scale / threshold[:, 0]).log() + log_ratio)
 
     estimable = estimable[:, 0]
-    return TailFit(
-        hardness=smallest[:, 0].clamp(max=2),
-        shape=torch.where(estimable, shape, 0),
-        evidence=torch.where(estimable, score, 0),
-        r_squared=torch.where(estimable, r_squared, 0),
-        points=points[:, 0],
-        estimable=estimable,
-    )
+    shape, score, r_squared = (torch.stack([shape, score, r_squared]) * estimable).unbind()
+    return TailFit(smallest[:, 0], shape, score, r_squared, points[:, 0], estimable)
 
 
 @torch.no_grad()
@@ -170,11 +164,5 @@ def shrunk_shape(fit: TailFit, pooled: TailFit) -> Tensor:
 
 def _centred(values: Tensor, fitted: Tensor, points: Tensor) -> Tensor:
     """``values`` minus their mean over the fitted points, 0 elsewhere."""
-    mean = torch.where(fitted, values, 0).sum(-1, keepdim=True) / points.clamp(min=1)
-    return torch.where(fitted, values - mean, 0)
-
-
-def _line(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Least-squares slope (A,) and sum of squared errors (A,) of centred ``y`` on centred ``x``."""
-    slope = (x * y).sum(-1) / x.square().sum(-1).clamp(min=1e-12)
-    return slope, (y - slope[:, None] * x).square().sum(-1)
+    mean = (values * fitted).sum(-1, keepdim=True) / points.clamp(min=1)
+    return (values - mean) * fitted
