@@ -153,9 +153,7 @@ def _fit(winners: _Winners) -> Array:
     def loss(c: Array) -> tuple[float, Array]:
         return -winners.log_likelihood(c / unit).mean(), -winners.derivatives(c / unit)[0].mean(0) / unit
 
-    options = {"ftol": 1e-14, "gtol": 1e-8}
-    bounds = [(0, None)] * len(unit)
-    return minimize(loss, 0 * unit, jac=True, bounds=bounds, method="L-BFGS-B", options=options).x / unit
+    return minimize(loss, 0 * unit, jac=True, bounds=[(0, None)] * len(unit), method="L-BFGS-B", tol=1e-12).x / unit
 
 
 def _resample(winners: _Winners, c: Array, repeats: int, rng: np.random.Generator) -> Array:

@@ -20,7 +20,7 @@ class NoiseFloor:
 
     Attributes:
         rows: Per ``n`` winners, for "shortfall" and "softmax": ``_mse`` simulated, its standard error ``_se``,
-            and ``_closed``: ``fisher_constant / n`` and ``squared_bias + softmax_constant / n``.
+            and ``_closed`` to first order in 1/n: ``fisher_constant / n``, ``squared_bias + softmax_constant / n``.
         log_odds: The true log-odds.
         fisher_constant: Of the shortfall link, from the Fisher information.
         squared_bias: Floor of the softmax: the squared error of the slope that infinitely many winners give.
