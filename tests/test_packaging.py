@@ -77,8 +77,11 @@ def test_unknown_names_are_attribute_errors():
 def test_no_pickle_is_loaded_from_files():
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text()
-        assert "weights_only=False" not in text and "allow_pickle=True" not in text and "import pickle" not in text
+        assert "weights_only=False" not in text and "allow_pickle=True" not in text
         assert "torch.load(" not in text, f"{path.name}: use safetensors"
+        assert not re.search(r"pickle\.loads?\(", text), path.name
+        # The official CIFAR downloads are pickles: their one reader refuses all but arrays, lists and text.
+        assert "import pickle" not in text or path.relative_to(PACKAGE).as_posix() == "vision/datasets.py"
 
 
 def test_nothing_is_printed_by_the_package():
