@@ -1,0 +1,123 @@
+"""``simcse-weince diagnose``."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from simcse_weince.commands.shared_options import (
+    CommandParser,
+    add_encoder_options,
+    at_least,
+    check_output,
+    load_encoder,
+)
+from simcse_weince.errors import InputError
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Tell whether an encoder's hard negatives behave as the correction supposes, and what to set."""
+    purpose = "Ask of an encoder whether the tail of its cosines supports the correction."
+    parser = CommandParser(prog="simcse-weince diagnose", description=purpose)
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="encoder, or a .npy of embeddings (N, d)")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="sentences, or pairs in two columns; for a .npy: "
+                        "nothing, or the .npy of the positives of its rows")  # fmt: skip
+    parser.add_argument("--compare", nargs="+", default=[], metavar="MODEL", help="further encoders on the same page")
+    parser.add_argument("--noise_floor", action="store_true", help="instead: what the wrong link costs, by simulation")
+    parser.add_argument("--excesses", metavar="FILE.npy", help="instead: fit these excesses over a threshold")
+    parser.add_argument("--report", metavar="FILE.html", help="write the page")
+    parser.add_argument("--json", metavar="FILE.json", help="write the numbers")
+    parser.add_argument("--plots", metavar="DIR", help="write the figures as PNG")
+    parser.add_argument("--text_column", action="append", help="column of the sentences; twice for pairs")
+    parser.add_argument("--encoding", default="utf-8", help="encoding of DATA")
+    parser.add_argument("--max_samples", type=at_least(2), help="use the first so many sentences")
+    parser.add_argument("--max_seq_length", type=at_least(3), default=32, help="cut sentences, as training does")
+    parser.add_argument("--view_anchors", type=at_least(2), default=5000,
+                        help="sentences that get two views by dropout, for what needs positives")  # fmt: skip
+    parser.add_argument("--quantile", type=float, default=0.99, help="cosines above this quantile are fitted")
+    parser.add_argument("--train_batch_size", type=at_least(2), default=64, help="batch that is thought of")
+    parser.add_argument("--bootstrap", type=at_least(2), default=200, help="samples over anchors for the intervals")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="seed of dropout, samples and bootstrap")
+    add_encoder_options(parser)
+    parser.set_defaults(batch_size=32)
+    options = parser.parse(arguments)
+    for output in (options.report, options.json, options.plots and f"{options.plots}/figure.png"):
+        check_output(output)
+    if not 0.9 <= options.quantile <= 0.9995:
+        raise InputError(f"--quantile {options.quantile} is not between 0.9 and 0.9995")
+    if not (options.model or options.noise_floor or options.excesses):
+        raise InputError("name a MODEL and DATA, or a .npy of embeddings; see simcse-weince diagnose --help")
+
+    from simcse_weince.extremes.report import build_page, diagnose, excesses_page, noise_floor_page
+    from simcse_weince.outputs import versions, write_text
+
+    if options.noise_floor:
+        page, record = noise_floor_page(options.seed)
+    elif options.excesses:
+        page, record = excesses_page(_load(options.excesses, 1), bootstrap=options.bootstrap, seed=options.seed)
+    else:
+        found = []
+        for model in (options.model, *options.compare):
+            name = Path(model).resolve().name if Path(model).exists() else model
+            embedded = _embeddings(model, options.data) if model.endswith(".npy") else _encode(model, options)
+            try:
+                found.append(diagnose(name, *embedded, tail_quantile=options.quantile, seed=options.seed,
+                                      batch_size=options.train_batch_size, bootstrap=options.bootstrap))  # fmt: skip
+            except ValueError as error:
+                raise InputError(f"{model}: {error}") from error
+        page, record = build_page(found), {"diagnoses": [diagnosis.to_json() for diagnosis in found]}
+    sys.stdout.write(f"{page.lead}\n")
+    if options.report:
+        page.write(options.report)
+    if options.plots:
+        page.write_figures(options.plots)
+    if options.json:
+        record = {**record, "seed": options.seed, "versions": versions()}
+        write_text(options.json, json.dumps(record, indent=2, allow_nan=False) + "\n")
+
+
+def _embeddings(path: str, positives: str | None) -> tuple[Any, Any, Any]:
+    embeddings = _load(path, 2)
+    return embeddings, None, (embeddings, _load(positives, 2), None, None) if positives else None
+
+
+def _load(path: str, dimensions: int) -> Any:
+    import numpy as np
+
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path}: no array can be read there ({error}); name a .npy of numbers") from None
+    if array.ndim != dimensions or array.dtype.kind != "f":
+        raise InputError(f"{path}: holds {array.dtype} of shape {array.shape}; give floats in {dimensions} dimensions")
+    return array
+
+
+def _encode(model: str, options: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """Embeddings, their keys, and views: the given pairs, or dropout views of some of the sentences."""
+    import numpy as np
+    import torch
+
+    from simcse_weince.extremes.scores import encode_texts
+    from simcse_weince.sentence.corpus import read_corpus
+
+    if not options.data:
+        raise InputError(f"{model}: name the sentences to look at, as DATA")
+    dataset = read_corpus(options.data, text_columns=options.text_column, encoding=options.encoding,
+                          max_samples=options.max_samples, cache_dir=options.cache_dir).dataset  # fmt: skip
+    texts, *others = ([*dataset[name]] for name in dataset.column_names[:2])
+    encoder = load_encoder(argparse.Namespace(**{**vars(options), "model": model}))
+    encoder.max_seq_length = min(options.max_seq_length, encoder.max_seq_length or options.max_seq_length)
+    size = options.batch_size
+    embeddings, keys = encode_texts(encoder, texts, batch_size=size)
+    if others:
+        positives, positive_keys = encode_texts(encoder, others[0], batch_size=size)
+        return embeddings, keys, (embeddings, positives, keys, positive_keys)
+    rows = np.random.default_rng(options.seed).permutation(len(texts))[: options.view_anchors]
+    chosen, seeds = [texts[row] for row in rows], (2 * options.seed, 2 * options.seed + 1)
+    first, second = (encode_texts(encoder, chosen, batch_size=size, dropout_seed=seed)[0] for seed in seeds)
+    if torch.equal(first, second):  # dropout is off, and such views say nothing
+        return embeddings, keys, None
+    return embeddings, keys, (first, second, *2 * (None if keys is None else keys[rows],))

@@ -1,0 +1,254 @@
+"""The diagnosis: what it says of encoders whose tail is known, and that the page and the files hold it."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simcse_weince.cli import main
+from simcse_weince.extremes.link_choice import LinkChoice
+from simcse_weince.extremes.pot import PotFit
+from simcse_weince.extremes.report import diagnose, read_verdict
+from tests.test_page import CHROMIUM, Reader, open_in_chromium
+
+
+@pytest.fixture(scope="module")
+def sphere(tmp_path_factory):
+    """Uniform points on the sphere in 6 dimensions, and positives near them: cosines end at 1 with shape -2/5."""
+    folder = tmp_path_factory.mktemp("sphere")
+    rng = np.random.default_rng(0)
+    points = rng.standard_normal((1200, 6)).astype(np.float32)
+    np.save(folder / "points.npy", points)
+    np.save(folder / "positives.npy", points + 0.5 * rng.standard_normal(points.shape).astype(np.float32))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outcome(sphere):
+    """The command run once with all its outputs."""
+    files = ["--report", sphere / "page.html", "--json", sphere / "numbers.json", "--plots", sphere / "plots"]
+    arguments = [sphere / "points.npy", sphere / "positives.npy", "--bootstrap", 50, *files]
+    assert main(["diagnose", *map(str, arguments)]) == 0
+    return json.loads((sphere / "numbers.json").read_text()), (sphere / "page.html").read_text(encoding="utf-8")
+
+
+def test_dg01_points_on_a_sphere_have_their_shape_and_endpoint(outcome):
+    """The shape of cosines of uniform points is -2 / (d - 1), the endpoint 1; a free location gave the wrong sign."""
+    pot = outcome[0]["diagnoses"][0]["pot"]
+    assert pot["shape"] == pytest.approx(-0.4, abs=0.06)
+    assert pot["endpoint"] == pytest.approx(1, abs=0.02)
+    assert pot["intervals"] == "bootstrap over anchors" and pot["domain"] == "weibull"
+
+
+def test_the_verdict_stands_first_with_the_setting(outcome):
+    numbers, text = outcome
+    reader = Reader(text)
+    words = " ".join(reader.words)
+    verdict, setting = (numbers["diagnoses"][0][name] for name in ("verdict", "setting"))
+    assert verdict.startswith("These data support the correction") and setting.startswith("--loss weince")
+    assert words.index("These data support") < words.index("Setting:") < words.index("Does the tail end?")
+    assert numbers["versions"]["simcse-weince"] and numbers["seed"] == 0
+
+
+def test_every_figure_has_a_text_alternative_and_is_a_file(outcome, sphere):
+    alternatives = [attributes["alt"] for tag, attributes in Reader(outcome[1]).tags if tag == "img"]
+    assert len(alternatives) == 7 and all(len(text) > 20 for text in alternatives)
+    names = [path.name.split("-")[1] for path in sorted((sphere / "plots").iterdir())]
+    assert names == ["histogram", "quantiles", "stability", "mean_excess", "blend", "shape", "links"]
+
+
+def test_nothing_tells_where_the_files_were(outcome, sphere):
+    assert str(sphere) not in outcome[1] and str(sphere) not in json.dumps(outcome[0])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_the_page_opens_in_a_browser_without_console_error_or_request(outcome, tmp_path):
+    (tmp_path / "page.html").write_text(outcome[1], encoding="utf-8")
+    requests, log, dom = open_in_chromium(tmp_path)
+    assert requests == ["/page.html"] and "CONSOLE" not in log and dom.count("<img") == 7
+
+
+def test_dg05_the_exponential_is_fitted_on_its_own(outcome):
+    pot = outcome[0]["diagnoses"][0]["pot"]
+    assert pot["exponential_scale"] == pytest.approx(pot["scale"] / (1 - pot["shape"]), rel=0.02)  # the mean excess
+    assert pot["exponential_scale"] < 0.8 * pot["scale"] and pot["likelihood_ratio"] > 100
+
+
+# ---- the excesses of the case book ----
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "bounded"),
+    [
+        ("tail_gpd_neg07", -0.9, -0.5, True),
+        ("tail_gpd_neg03", -0.45, -0.2, True),
+        ("tail_exponential", -0.1, 0.1, False),
+        ("tail_nonfinite", -0.45, -0.15, True),
+    ],
+)
+def test_dg01_excesses_get_the_sign_that_they_have(case_inputs, tmp_path, capsys, name, low, high, bounded):
+    assert main(["diagnose", "--excesses", str(case_inputs / f"{name}.npy"), "--json", str(tmp_path / "fit.json")]) == 0
+    pot = json.loads((tmp_path / "fit.json").read_text())["pot"]
+    assert low < pot["shape"] < high
+    assert ("The tail is bounded" in capsys.readouterr().out) is bounded
+    assert pot["non_finite"] == (3 if name == "tail_nonfinite" else 0)
+    if name == "tail_exponential":
+        assert pot["exponential_scale"] == pytest.approx(0.04984, abs=1e-5)
+
+
+def test_dg02_a_constant_sample_gets_no_parameters(case_inputs, tmp_path, capsys):
+    files = ["--json", str(tmp_path / "fit.json"), "--report", str(tmp_path / "page.html")]
+    assert main(["diagnose", "--excesses", str(case_inputs / "tail_constant.npy"), *files]) == 0
+    pot = json.loads((tmp_path / "fit.json").read_text())["pot"]
+    assert not pot["estimable"] and pot["shape"] is pot["endpoint"] is pot["scale"] is None
+    assert "No fit: All 100 scores are equal." in capsys.readouterr().out
+    assert "shape" not in (tmp_path / "page.html").read_text().split("</style>")[1]
+
+
+# ---- little or strange data ----
+
+
+def test_dg03_too_few_excesses_are_said_and_the_thresholds_listed():
+    rows = np.random.default_rng(1).standard_normal((40, 6)).astype(np.float32)
+    found = diagnose("few", rows, tail_quantile=0.99, bootstrap=20)
+    assert re.search(r"\d+ of \d+ scores are above the threshold and a fit needs 50", found.verdict)
+    assert found.setting.startswith("none") and len(found.stability) == 9
+    assert all(row["reason"] for row in found.stability if row["shape"] is None)
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_dg06_an_encoder_that_collapsed_gets_no_parameters(tmp_path, capsys):
+    np.save(tmp_path / "one_point.npy", np.ones((300, 4), np.float32) + 1e-9)
+    page = tmp_path / "page.html"
+    assert main(["diagnose", str(tmp_path / "one_point.npy"), "--report", str(page)]) == 0
+    assert "Nothing can be said about the tail. All 300 scores are equal." in capsys.readouterr().out
+    assert page.exists()
+
+
+def test_equal_embeddings_are_no_negatives_of_each_other():
+    rows = np.random.default_rng(2).standard_normal((300, 6)).astype(np.float32)
+    found = diagnose("twice", np.concatenate([rows, rows[:50]]), bootstrap=20)
+    assert found.measures["pairs left out as duplicates"] == 100
+    assert found.scores.hardest.max() < 1
+
+
+# ---- encoders ----
+
+
+def sentences(tmp_path, pairs):
+    words = "man woman dog cat house river city train water year world parcel lamp rain music people".split()
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(words, 6)) for _ in range(200)]
+    path = tmp_path / ("pairs.tsv" if pairs else "text.txt")
+    rows = ["sent0\tsent1", *(f"{line}\t{line} still" for line in lines)] if pairs else lines
+    path.write_text("\n".join(rows) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_two_encoders_stand_side_by_side(tmp_path, tiny_bert, pairs, capsys):
+    files = ["--report", str(tmp_path / "page.html"), "--json", str(tmp_path / "numbers.json")]
+    arguments = [tiny_bert, sentences(tmp_path, pairs), "--compare", tiny_bert, "--bootstrap", "20", *files]
+    options = ["--pooler_type", "avg", "--device", "cpu", "--cache_dir", str(tmp_path), "--view_anchors", "150"]
+    assert main(["diagnose", *arguments, *options]) == 0
+    numbers = json.loads((tmp_path / "numbers.json").read_text())["diagnoses"]
+    assert numbers[0] == numbers[1] and numbers[0]["name"] == "tiny_bert"
+    assert numbers[0]["measures"]["anchors"] == 200 and numbers[0]["link"]["anchors"] == (200 if pairs else 150)
+    assert 0 < numbers[0]["measures"]["alignment"] < 1
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("tiny_bert: Blend of") == 4 and '<th scope="col" class="number">tiny_bert</th>' in text
+
+
+def test_dg06_an_encoder_without_dropout_has_no_views_and_rounding_is_no_tail(tmp_path):
+    """The first token of random weights is nearly the same vector for every text: cosines differ by rounding alone."""
+    from tests.tiny_models import write_tiny_bert
+
+    model = write_tiny_bert(tmp_path / "still", dropout=0.0)
+    arguments = [model, sentences(tmp_path, False), "--json", str(tmp_path / "n.json"), "--bootstrap", "20"]
+    assert main(["diagnose", *arguments, "--device", "cpu", "--cache_dir", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "n.json").read_text())["diagnoses"][0]
+    assert found["link"] is None and found["pot"]["shape"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a MODEL and DATA, or a .npy"),
+        (["{tiny_bert}"], "name the sentences to look at, as DATA"),
+        (["missing.npy"], "missing.npy: no array can be read there"),
+        (["{flat}"], "shape (3,); give floats in 2 dimensions"),
+        (["{zeros}"], "two rows with a direction, got 0"),
+        (["x.npy", "--quantile", "0.5"], "--quantile 0.5 is not between 0.9 and 0.9995"),
+        (["x.npy", "--report", "{folder}"], "cannot be written there"),
+    ],
+)
+def test_unusable_input_is_one_sentence(tmp_path, tiny_bert, capsys, arguments, message):
+    np.save(tmp_path / "flat.npy", np.ones(3, np.float32))
+    np.save(tmp_path / "zeros.npy", np.zeros((3, 4), np.float32))
+    places = {
+        "tiny_bert": tiny_bert,
+        "flat": tmp_path / "flat.npy",
+        "zeros": tmp_path / "zeros.npy",
+        "folder": tmp_path,
+    }
+    assert main(["diagnose", *(word.format(**places) for word in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+# ---- the verdict ----
+
+FIT = PotFit(n=10_000, excesses=1000, ties=0, at_cap=0, non_finite=0, threshold=0.6, cap=1.0, confidence=0.95,
+             intervals="bootstrap over anchors", estimable=True, shape=-0.4, shape_interval=(-0.45, -0.35), scale=0.16,
+             endpoint=1.0, endpoint_interval=(0.97, 1.03))  # fmt: skip
+LINK = LinkChoice(anchors=1000, left_out=0, held_out_anchors=300, estimable=True, blend=0.4,
+                  blend_interval=(0.3, 0.5), p_value=1e-6)  # fmt: skip
+ROWS = [{"high": -0.3}, {"high": -0.2}, {"high": 0.1}, {"high": None}]
+
+
+@pytest.mark.parametrize(
+    ("fit", "link", "support", "tail", "setting"),
+    [
+        ({}, LINK, "support the correction.", "it is the cap", "--evidence likelihood"),
+        ({}, None, "support the correction in part.", "Without positives", "--evidence likelihood"),
+        ({"endpoint": 0.8, "endpoint_interval": (0.75, 0.85)}, replace(LINK, p_value=0.5),
+         "do not support", "an end at 0.80", "--loss infonce"),
+        ({"endpoint": 0.8, "endpoint_interval": (0.75, 0.85)}, LINK, "in part", "before the cap",
+         "--gate 0.40 --shape 20 --temperature 0.05"),
+        ({"endpoint": 1.3, "endpoint_interval": (1.2, 1.5)}, None, "do not support", "too little", "infonce"),
+        ({"shape": 0.0, "shape_interval": (-0.1, 0.1)}, None, "do not support", "cannot be told", "infonce"),
+        ({"shape": 0.3, "shape_interval": (0.2, 0.4)}, None, "do not support", "near-duplicates", "infonce"),
+        ({"shape_interval": None, "reason": "All 9 scores are equal."}, LINK, "Nothing can be said", "All 9", "none"),
+    ],
+)  # fmt: skip
+def test_the_verdict_follows_from_the_numbers(fit, link, support, tail, setting):
+    verdict, found = read_verdict(replace(FIT, **fit), link, ROWS)
+    assert support in verdict and tail in verdict and setting in found
+
+
+def test_the_verdict_counts_the_thresholds_that_agree():
+    assert "2 of 3 thresholds agree" in read_verdict(FIT, LINK, ROWS)[0]
+
+
+def test_the_suggested_setting_is_the_nested_link():
+    """With shape 1 / temperature the logit of the criterion is ((1 - g) s - g log(1 - s)) / temperature."""
+    import torch
+
+    from simcse_weince.links import blended_link
+
+    s = torch.linspace(-1, 0.99, 50, dtype=torch.float64)
+    nested = ((1 - 0.4) * s - 0.4 * (1 - s + 1e-4).log()) / 0.05
+    torch.testing.assert_close(blended_link(s, 0.4, 20.0, 0.05), nested)
+
+
+def test_the_noise_floor_has_a_page_of_its_own(tmp_path, capsys):
+    page, numbers = tmp_path / "page.html", tmp_path / "floor.json"
+    assert main(["diagnose", "--noise-floor", "--report", str(page), "--json", str(numbers)]) == 0
+    assert "stays at its squared bias" in capsys.readouterr().out
+    record = json.loads(numbers.read_text())
+    last = record["noise_floor"]["rows"][-1]
+    assert last["softmax_mse"] == pytest.approx(last["softmax_closed"], rel=0.2)
+    assert {row["domain"]: row["link"] for row in record["trichotomy"]}["weibull"] == "shortfall"
+    assert len([tag for tag, _ in Reader(page.read_text()).tags if tag == "table"]) == 2
