@@ -153,11 +153,9 @@ def _escaped(text: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _escaped(str(value))
+    return "–" if value is None else f"{value:,}" if type(value) is int else _escaped(str(value))
 
 
 def _is_number(cell: str) -> bool:

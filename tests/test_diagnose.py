@@ -76,37 +76,6 @@ def test_dg05_the_exponential_is_fitted_on_its_own(outcome):
     assert pot["exponential_scale"] < 0.8 * pot["scale"] and pot["likelihood_ratio"] > 100
 
 
-# ---- the excesses of the case book ----
-
-
-@pytest.mark.parametrize(
-    ("name", "low", "high", "bounded"),
-    [
-        ("tail_gpd_neg07", -0.9, -0.5, True),
-        ("tail_gpd_neg03", -0.45, -0.2, True),
-        ("tail_exponential", -0.1, 0.1, False),
-        ("tail_nonfinite", -0.45, -0.15, True),
-    ],
-)
-def test_dg01_excesses_get_the_sign_that_they_have(case_inputs, tmp_path, capsys, name, low, high, bounded):
-    assert main(["diagnose", "--excesses", str(case_inputs / f"{name}.npy"), "--json", str(tmp_path / "fit.json")]) == 0
-    pot = json.loads((tmp_path / "fit.json").read_text())["pot"]
-    assert low < pot["shape"] < high
-    assert ("The tail is bounded" in capsys.readouterr().out) is bounded
-    assert pot["non_finite"] == (3 if name == "tail_nonfinite" else 0)
-    if name == "tail_exponential":
-        assert pot["exponential_scale"] == pytest.approx(0.04984, abs=1e-5)
-
-
-def test_dg02_a_constant_sample_gets_no_parameters(case_inputs, tmp_path, capsys):
-    files = ["--json", str(tmp_path / "fit.json"), "--report", str(tmp_path / "page.html")]
-    assert main(["diagnose", "--excesses", str(case_inputs / "tail_constant.npy"), *files]) == 0
-    pot = json.loads((tmp_path / "fit.json").read_text())["pot"]
-    assert not pot["estimable"] and pot["shape"] is pot["endpoint"] is pot["scale"] is None
-    assert "No fit: All 100 scores are equal." in capsys.readouterr().out
-    assert "shape" not in (tmp_path / "page.html").read_text().split("</style>")[1]
-
-
 # ---- little or strange data ----
 
 

@@ -26,7 +26,6 @@ def run(arguments: Sequence[str]) -> None:
                         "nothing, or the .npy of the positives of its rows")  # fmt: skip
     parser.add_argument("--compare", nargs="+", default=[], metavar="MODEL", help="further encoders on the same page")
     parser.add_argument("--noise_floor", action="store_true", help="instead: what the wrong link costs, by simulation")
-    parser.add_argument("--excesses", metavar="FILE.npy", help="instead: fit these excesses over a threshold")
     parser.add_argument("--report", metavar="FILE.html", help="write the page")
     parser.add_argument("--json", metavar="FILE.json", help="write the numbers")
     parser.add_argument("--plots", metavar="DIR", help="write the figures as PNG")
@@ -47,16 +46,14 @@ def run(arguments: Sequence[str]) -> None:
         check_output(output)
     if not 0.9 <= options.quantile <= 0.9995:
         raise InputError(f"--quantile {options.quantile} is not between 0.9 and 0.9995")
-    if not (options.model or options.noise_floor or options.excesses):
+    if not (options.model or options.noise_floor):
         raise InputError("name a MODEL and DATA, or a .npy of embeddings; see simcse-weince diagnose --help")
 
-    from simcse_weince.extremes.report import build_page, diagnose, excesses_page, noise_floor_page
+    from simcse_weince.extremes.report import build_page, diagnose, noise_floor_page
     from simcse_weince.outputs import versions, write_text
 
     if options.noise_floor:
         page, record = noise_floor_page(options.seed)
-    elif options.excesses:
-        page, record = excesses_page(_load(options.excesses, 1), bootstrap=options.bootstrap, seed=options.seed)
     else:
         found = []
         for model in (options.model, *options.compare):
@@ -79,19 +76,19 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _embeddings(path: str, positives: str | None) -> tuple[Any, Any, Any]:
-    embeddings = _load(path, 2)
-    return embeddings, None, (embeddings, _load(positives, 2), None, None) if positives else None
+    embeddings = _load(path)
+    return embeddings, None, (embeddings, _load(positives), None, None) if positives else None
 
 
-def _load(path: str, dimensions: int) -> Any:
+def _load(path: str) -> Any:
     import numpy as np
 
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{path}: no array can be read there ({error}); name a .npy of numbers") from None
-    if array.ndim != dimensions or array.dtype.kind != "f":
-        raise InputError(f"{path}: holds {array.dtype} of shape {array.shape}; give floats in {dimensions} dimensions")
+    if array.ndim != 2 or array.dtype.kind != "f":
+        raise InputError(f"{path}: holds {array.dtype} of shape {array.shape}; give floats in 2 dimensions")
     return array
 
 

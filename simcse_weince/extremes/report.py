@@ -138,39 +138,32 @@ def read_verdict(pot: PotFit, link: LinkChoice | None, stability: Sequence[dict[
     elif high < 0 and start > 1:
         tail = "The tail of the negatives bends, but too little to end at 1: the cap is not felt"
     elif high < 0:
-        tail = (
-            f"The largest cosines of negatives run into an end at {pot.endpoint:.2f} (95 % interval {start:.2f} to "
-            f"{end:.2f}), before the cap 1 that the correction is built on"
-        )
+        tail = f"The largest cosines of negatives run into an end at {pot.endpoint:.2f} (95 % interval {start:.2f} to "
+        tail += f"{end:.2f}), before the cap 1 that the correction is built on"
     elif low > 0:
         tail = "The tail of the negatives is heavy instead of ending at the cap; near-duplicates look like this"
     else:
         tail = "The tail of the negatives cannot be told from one without an end"
     signs = [row["high"] < 0 for row in stability if row["high"] is not None]
-    sure = (
-        f"shape {pot.shape:.2f}, 95 % interval {low:.2f} to {high:.2f}; "
-        f"{signs.count(high < 0)} of {len(signs)} thresholds agree on whether it is below 0"
-    )
+    sure = f"shape {pot.shape:.2f}, 95 % interval {low:.2f} to {high:.2f}; "
+    sure += f"{signs.count(high < 0)} of {len(signs)} thresholds agree on whether it is below 0"
     asks = link is not None and link.p_value is not None and link.p_value < 0.05
     if link is None:
         winners = "Without positives nothing is known of the link that winners follow."
     elif link.blend is None or link.blend_interval is None:
         winners = f"The positives do not tell which link they follow. {link.reason}"
     else:
-        winners = (
-            f"Positives among hard negatives {'ask' if asks else 'do not ask'} for the shortfall link: lambda "
-            "{:.2f}, 95 % interval {:.2f} to {:.2f}, ".format(link.blend, *link.blend_interval)
-            + f"p = {link.p_value:.2g} for the plain softmax."
-        )
+        winners = f"Positives among hard negatives {'ask' if asks else 'do not ask'} for the shortfall link: lambda "
+        winners += "{:.2f}, 95 % interval {:.2f} to {:.2f}, ".format(link.blend, *link.blend_interval)
+        winners += f"p = {link.p_value:.2g} for the plain softmax."
+    support, setting = "do not support the correction", "--loss infonce"
     if at_cap:
-        support = "support the correction" if asks else "support the correction in part"
+        support = "support the correction" + ("" if asks else " in part")
         setting = "--loss weince --evidence likelihood --gate both --shape shrunk"
     elif asks and link is not None and link.blend is not None:
         support = "support the correction in part"
         # With shape 1 / temperature the logit of the criterion is that of the nested link, T_lambda(s) / temperature.
         setting = f"--loss weince --gate {link.blend:.2f} --shape {1 / TEMPERATURE:g} --temperature {TEMPERATURE:g}"
-    else:
-        support, setting = "do not support the correction", "--loss infonce"
     return f"These data {support}. {tail} ({sure}). {winners}", setting
 
 
@@ -202,17 +195,15 @@ def build_page(diagnoses: Sequence[Diagnosis]) -> Page:
 def noise_floor_page(seed: int = 0) -> tuple[Page, dict[str, Any]]:
     """The page and the numbers of `noise_floor` and `trichotomy`."""
     floor, domains = noise_floor(seed=seed), trichotomy(seed=seed)
-    page = Page(
-        "What the wrong link costs",
+    lead = (
         f"Where winners follow the shortfall law, the error of its link falls like {floor.fisher_constant:.3g}/n; that "
-        f"of the softmax stays at its squared bias, {floor.squared_bias:.3g}, however many winners are seen.",
+        f"of the softmax stays at its squared bias, {floor.squared_bias:.3g}, however many winners are seen."
     )
-    figure = new_figure()
-    axes = figure.subplots()
-    for link, colour in (("shortfall", "C0"), ("softmax", "C1")):
-        for kind, style in (("mse", "o"), ("closed", "-")):
-            values = [row[f"{link}_{kind}"] for row in floor.rows]
-            axes.loglog([row["n"] for row in floor.rows], values, style + colour, label=f"{link}, {kind}")
+    page, figure = Page("What the wrong link costs", lead), new_figure()
+    axes, n = figure.subplots(), [row["n"] for row in floor.rows]
+    styles = {"shortfall_mse": "oC0", "shortfall_closed": "C0", "softmax_mse": "oC1", "softmax_closed": "C1"}
+    for name, style in styles.items():
+        axes.loglog(n, [row[name] for row in floor.rows], style, label=name.replace("_", " "))
     axes.set(xlabel="winners n", ylabel="mean squared error of the log-odds")
     axes.legend()
     caption = "Error against n, simulated (mse) and in closed form: one link falls on and on, the other reaches a floor"
@@ -225,19 +216,6 @@ def noise_floor_page(seed: int = 0) -> tuple[Page, dict[str, Any]]:
     )
     page.table(["kind of noise", "link it calls for", *links], rows, caption)
     return page, {"noise_floor": floor.to_json(), "trichotomy": domains}
-
-
-def excesses_page(excesses: np.ndarray, *, bootstrap: int = 200, seed: int = 0) -> tuple[Page, dict[str, Any]]:
-    """The page and the numbers of a fit of excesses (n,) over a threshold of 0, as if they were independent."""
-    fit = fit_pot(excesses, threshold=0.0, cap=None, bootstrap=bootstrap, seed=seed)
-    lead = f"No fit: {fit.reason}"
-    if fit.shape_interval is not None:
-        bounded = "The tail is bounded" if fit.domain == "weibull" else "The tail is not shown to be bounded"
-        lead = f"{bounded}: shape {fit.shape:.3f}, 95 % interval {{:.3f}} to {{:.3f}}.".format(*fit.shape_interval)
-    page = Page("Peaks over threshold", lead)
-    rows = [[name, str(value)] for name, value in fit.to_json().items() if value not in (None, "")]
-    page.table(["", "value"], rows)
-    return page, {"pot": fit.to_json()}
 
 
 def _batches(first: Any, second: Any, keys: Any, size: int, evidence: str) -> np.ndarray:
@@ -310,10 +288,8 @@ def _stability(d: Diagnosis, axes: Any) -> str:
     axes.errorbar(threshold, shape, [np.maximum(shape - low, 0), np.maximum(high - shape, 0)], fmt="o-", capsize=3)
     axes.axhline(0, color="k", lw=0.8)
     axes.set(xlabel="threshold (cosine)", ylabel="shape xi")
-    return (
-        f"Shape from {shape.min():.2f} to {shape.max():.2f} over the quantiles {rows[0]['quantile']:g} to "
-        f"{rows[-1]['quantile']:g}"
-    )
+    lowest, highest = (rows[end]["quantile"] for end in (0, -1))
+    return f"Shape from {shape.min():.2f} to {shape.max():.2f} over the quantiles {lowest:g} to {highest:g}"
 
 
 def _mean_excess(d: Diagnosis, axes: Any) -> str:
@@ -326,22 +302,19 @@ def _mean_excess(d: Diagnosis, axes: Any) -> str:
     return f"Mean excess over rising thresholds, from {mean[0]:.3f} to {mean[-1]:.3f}"
 
 
-def _blend(d: Diagnosis, axes: Any) -> str:
-    return _anchor_histogram(d, axes, 0, np.linspace(0, 1, 41))
-
-
-def _shape(d: Diagnosis, axes: Any) -> str:
-    return _anchor_histogram(d, axes, 1, np.linspace(0, 16, 65))
-
-
-def _anchor_histogram(d: Diagnosis, axes: Any, row: int, bins: np.ndarray) -> str:
-    name, medians = ("blend", "shape")[row], []
+def _blend(d: Diagnosis, axes: Any, name: str = "blend", row: int = 0, largest: float = 1) -> str:
+    medians = []
     for kind, values in d.anchors.items():
-        axes.hist(values[row].clip(bins[0], bins[-1]), bins=bins, histtype="step", label=f"{kind} evidence")
+        bins = np.linspace(0, largest, 49)
+        axes.hist(values[row].clip(0, largest), bins=bins, histtype="step", label=f"{kind} evidence")
         medians.append(f"{np.median(values[row]):.2f} by {kind} evidence")
     axes.set(xlabel=f"{name} of an anchor", ylabel="anchors")
     axes.legend()
     return f"{name.capitalize()} of {values.shape[1]:,} anchors, median {', '.join(medians)}"
+
+
+def _shape(d: Diagnosis, axes: Any) -> str:
+    return _blend(d, axes, "shape", 1, 16)
 
 
 def _links(d: Diagnosis, axes: Any) -> str:
@@ -354,30 +327,23 @@ def _links(d: Diagnosis, axes: Any) -> str:
     return ", ".join(f"{name} {gain:+.4f}" for name, gain in gains.items()) + f"; the best is {d.link.best}"
 
 
+_Draw = Callable[[Diagnosis, Any], str]
 # Heading, how to read the figures, the figures: each draws one diagnosis and returns a caption, "" for nothing to draw.
-_SECTIONS: tuple[tuple[str, str, tuple[Callable[[Diagnosis, Any], str], ...]], ...] = (
-    (
-        "Does the tail end?",
-        "A generalised Pareto distribution is fitted to the excesses over a high threshold; a shape xi below 0 means "
-        "an end. The exponential is fitted on its own. Where a fit is good, its points are on the line.",
-        (_histogram, _quantiles),
-    ),
-    (
-        "Does the answer depend on the threshold?",
-        "Over thresholds that are high enough the shape stays put, and the mean excess falls in a straight line if the "
-        "tail ends.",
-        (_stability, _mean_excess),
-    ),
-    (
-        "What would the criterion do?",
-        "Blend and shape of each anchor in batches of the training size. The likelihood evidence closes on tails "
-        "without an end; the regression evidence, the paper's, practically never does.",
-        (_blend, _shape),
-    ),
-    (
-        "Which link do winners follow?",
-        "Log-probability of the positive among hard negatives, on anchors that were not fitted: more than 0 is better "
-        "than the softmax.",
-        (_links,),
-    ),
-)
+_SECTIONS: tuple[tuple[str, str, tuple[_Draw, ...]], ...] = (
+    ("Does the tail end?",
+     "A generalised Pareto distribution is fitted to the excesses over a high threshold; a shape xi below 0 means an "
+     "end. The exponential is fitted on its own. Where a fit is good, its points are on the line.",
+     (_histogram, _quantiles)),
+    ("Does the answer depend on the threshold?",
+     "Over thresholds that are high enough the shape stays put, and the mean excess falls in a straight line if the "
+     "tail ends.",
+     (_stability, _mean_excess)),
+    ("What would the criterion do?",
+     "Blend and shape of each anchor in batches of the training size. The likelihood evidence closes on tails without "
+     "an end; the regression evidence, the paper's, practically never does.",
+     (_blend, _shape)),
+    ("Which link do winners follow?",
+     "Log-probability of the positive among hard negatives, on anchors that were not fitted: more than 0 is better "
+     "than the softmax.",
+     (_links,)),
+)  # fmt: skip
