@@ -120,6 +120,7 @@ class VisionTrainer(Trainer):
         """Build the host's trainer."""
         if args.world_size > 1 and args.device.type == "cuda":
             nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        model.to(memory_format=torch.channels_last)  # a third less time for a ResNet; nothing for a ViT
         self.encoder, self.known = model, eval_dataset
         self.views, self.gather, self.normalize = views, gather, normalize
         self.criterion = criterion.to(args.device)
@@ -191,7 +192,8 @@ class VisionTrainer(Trainer):
             self.encoder.save_pretrained(str(output_dir or self.args.output_dir))
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
+        state_dict = self.encoder.state_dict() if state_dict is None else state_dict
+        super()._save(output_dir, {name: value.contiguous() for name, value in state_dict.items()})
         # A pickle that nothing reads: the arguments are in the run's own files.
         Path(str(output_dir), TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
