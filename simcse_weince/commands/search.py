@@ -51,19 +51,28 @@ def run(arguments: Sequence[str]) -> None:
     generator = np.random.default_rng(options.seed)
     anchors, positives, pool = _read(options, generator)
 
+    import torch
+    from tqdm import tqdm
+
     from simcse_weince.outputs import replacing, versions, write_text
     from simcse_weince.search.report import SMALLEST_POOL, draw, format_report, measure_search, write_page
 
     model = load_encoder(options)
-    tokenized = model.tokenizer([*anchors, *positives, *pool], truncation=True, max_length=model.max_seq_length)
-    ids = [tuple(row) for row in tokenized["input_ids"]]
-    paired = set(ids[: 2 * len(anchors)])
-    kept = [text for text, key in zip(pool, ids[2 * len(anchors) :], strict=True) if key not in paired]
+    sentences = [*anchors, *positives, *pool]
+    ids = model.tokenizer(sentences, truncation=True, max_length=model.max_seq_length)["input_ids"]
+    tokens = dict(zip(sentences, map(tuple, ids), strict=True))
+    paired = {tokens[text] for text in (*anchors, *positives)}
+    kept = [text for text in pool if tokens[text] not in paired]
     if len(kept) < SMALLEST_POOL:
         raise InputError(f"{len(kept)} pool sentences are left without those of the pairs; give a larger --pool")
-    texts = list(dict.fromkeys([*anchors, *positives, *kept]))
-    vectors = model.encode(texts, batch_size=options.batch_size, normalize_embeddings=True, convert_to_tensor=True,
-                           show_progress_bar=sys.stderr.isatty()).float()  # fmt: skip
+    # encode itself sorts by characters, which makes half as many tokens again of padding.
+    texts = sorted(dict.fromkeys([*anchors, *positives, *kept]), key=lambda text: len(tokens[text]), reverse=True)
+    step = 8 * options.batch_size
+    chunks = [texts[start : start + step] for start in range(0, len(texts), step)]
+    settings = {"batch_size": options.batch_size, "normalize_embeddings": True, "convert_to_tensor": True}
+    vectors = torch.cat(
+        [model.encode(chunk, show_progress_bar=False, **settings) for chunk in tqdm(chunks, "Encoding", disable=None)]
+    ).float()
     if not bool(vectors.isfinite().all()):
         raise InputError(
             f"{options.model}: an embedding is not finite; the weights are damaged or the dtype too narrow"
