@@ -8,6 +8,7 @@ trained and tested. Records of the first phase hold no test score, so none can b
 import itertools
 import json
 import math
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -195,7 +196,9 @@ def read_study(
         _check(study)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (yaml.YAMLError, AttributeError, LookupError, TypeError) as error:
         keys = ", ".join(item.name for item in fields(Study))
         raise InputError(f"{path}: is no study ({' '.join(str(error).split())}); its keys are {keys}") from error
     return replace(study, baselines=study.baselines or list(study.arms)[:1])
@@ -218,5 +221,6 @@ def _check(study: Study) -> None:
         raise ValueError("a grid needs seeds of its own, under seeds: settings")
     if unknown := set(study.baselines) - study.arms.keys():
         raise ValueError(f"baselines names no arm: {', '.join(sorted(unknown))}")
-    for command in study.evaluations.values():
-        command.format(**{**study.options, "run": "", "last": ""})
+    named = {name for text in study.evaluations.values() for _, name, _, _ in string.Formatter().parse(text) if name}
+    if unknown := named - study.options.keys() - {"run", "last"}:
+        raise ValueError(f"evaluations name what is no option of the study: {', '.join(sorted(unknown))}")
