@@ -4,8 +4,10 @@
 twice, and give the same values and gradients for any batch size (GradCache, Gao et al., arXiv 2101.06983).
 """
 
+import copy
 import inspect
 import logging
+import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -66,7 +68,7 @@ class InfoNCELoss(nn.Module):
             differ in size.
         mask_duplicates: Texts with equal token ids after truncation are not each other's negatives
             (sentence-transformers issue 3189). Ids are compared, not embeddings: dropout makes those differ.
-        **options: Further options of `InfoNCE`.
+        **options: Further options of `InfoNCE`; its reduction is always "mean".
 
     Inputs:
         ======================================  ========
@@ -77,8 +79,11 @@ class InfoNCELoss(nn.Module):
         (anchor, positive, negative, ...) rows  none
         ======================================  ========
 
+    An anchor with several positives is several rows: their positives are not each other's negatives.
+
     Raises:
-        ValueError: In the first batch that is trained on, if it leaves an anchor without negatives.
+        ValueError: In the first batch that is trained on, if it leaves an anchor without negatives; for processes that
+            gather batches of different losses or columns.
 
     Source: Gao, Yao, Chen, "SimCSE", EMNLP 2021, arXiv 2104.08821.
     """
@@ -97,10 +102,15 @@ class InfoNCELoss(nn.Module):
     ) -> None:
         """Create the loss."""
         super().__init__()
+        if options.get("reduction", "mean") != "mean":
+            raise ValueError(f'reduction must be "mean", a trainer needs a scalar, got {options["reduction"]!r}')
         self.model = model
         self.criterion = self.criterion_class(temperature, **options)
         self.gather_across_devices = gather_across_devices
         self.mask_duplicates = mask_duplicates
+        # Processes that train on different data sets may not gather for different losses.
+        self._kind = zlib.crc32(repr((type(self).__name__, temperature, sorted(options.items()))).encode())
+        self._measured: dict[int, InfoNCE] = {}
         self._trained = False
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
@@ -130,14 +140,19 @@ class InfoNCELoss(nn.Module):
         """Return the loss of two or more embedded columns, (N, d) each; ``keys`` are their :meth:`batch_keys`."""
         shard = Shard((len(embeddings[0]),))
         if self.gather_across_devices:
-            shard = Shard.of(len(embeddings[0]), embeddings[0].device, len(embeddings), keys is not None)
+            alike = (len(embeddings), embeddings[0].shape[1], keys is not None, self._kind)
+            shard = Shard.of(len(embeddings[0]), embeddings[0].device, *alike)
         keep = None if keys is None else _keep_mask(keys, self.criterion, shard)
         loss = self.criterion(*embeddings, keep=keep, shard=shard)
+        # Shares all but the statistics with the criterion, which MatryoshkaLoss calls once for each width.
+        self._measured[embeddings[0].shape[1]] = copy.copy(self.criterion)
+        if len(self._measured) > 1 and self.criterion.state_dict():
+            raise ValueError("the widths of MatryoshkaLoss would share one running average; use WeinceLoss instead")
         if torch.is_grad_enabled() and not self._trained:
-            self._check_negatives()
+            self._check_first_batch()
         return loss
 
-    def _check_negatives(self) -> None:
+    def _check_first_batch(self) -> None:
         """A batch of one has loss 0 for ever, which looks like convergence (sentence-transformers issue 3242)."""
         if not self.criterion.most_negatives:
             raise ValueError(
@@ -147,10 +162,19 @@ class InfoNCELoss(nn.Module):
             )
         self._trained = True
         logger.info("negatives per anchor: %d", self.criterion.most_negatives)
+        if self.criterion.stats()["positive_cosine"] > 1 - 1e-5:  # equal, up to rounding
+            logger.warning("positives equal their anchors: set the dropout of the encoder to 0.1, or train on pairs")
 
     def stats(self) -> dict[str, float]:
-        """Means over the anchors of the last batch, for logging; the only place that waits for the device."""
-        return self.criterion.stats()
+        """Means over the anchors of the last batch, for logging; the only place that waits for the device.
+
+        Inside ``MatryoshkaLoss`` those of the widest embeddings, and those of width 64, for example, as ``blend_64``.
+        """
+        numbers: dict[str, float] = {}
+        for width in sorted(self._measured, reverse=True):
+            suffix = f"_{width}" if numbers else ""
+            numbers |= {f"{name}{suffix}": value for name, value in self._measured[width].stats().items()}
+        return numbers
 
     def get_config_dict(self) -> dict[str, Any]:
         """The options, as the model card prints them."""

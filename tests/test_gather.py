@@ -90,7 +90,7 @@ def test_dd02_dd03_processes_are_one_batch(criterion, columns, masked, sizes):
 
 
 @pytest.mark.parametrize("columns", [2, 3, 4])
-def test_dd02_float32_loss_is_the_same_to_1e_6(columns):
+def test_compliance_11_dd02_float32_loss_is_the_same_to_1e_6(columns):
     inputs = features(128, columns)
     loss, gradient, *_ = train(0, Weince(), inputs, (128,), dtype=torch.float32)
     for sizes in SPLITS[:2]:

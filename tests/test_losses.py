@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from sentence_transformers.sentence_transformer.losses import (
 from torch import Tensor, nn
 from transformers import DataCollatorWithFlattening
 
-from simcse_weince.criterion import InfoNCE
+from simcse_weince.criterion import InfoNCE, ReleasedWeince, Weince
 from simcse_weince.gather import Shard
-from simcse_weince.losses import InfoNCELoss, WeinceLoss, _keep_mask, text_keys
+from simcse_weince.losses import CachedWeinceLoss, InfoNCELoss, WeinceLoss, _keep_mask, text_keys
 from simcse_weince.sentence.encoder import SimCSEEncoder, build_encoder
+from tests import reference
 from tests.tiny_models import write_tiny_bert
 
 SENTENCES = ["the dog runs", "a red house", "music in the city", "four people and a lamp", "rain falls", "first train"]
@@ -87,7 +89,7 @@ def gradients(model: nn.Module) -> list[Tensor]:
 
 @pytest.mark.parametrize("columns", [2, 3, 4])
 @pytest.mark.parametrize(("loss_class", "options"), [(InfoNCELoss, {}), (WeinceLoss, {"gate": 0.0})])
-def test_equals_the_hosts_ranking_loss(
+def test_compliance_05_equals_the_hosts_ranking_loss(
     loss_class: type[InfoNCELoss], options: dict, columns: int, still_encoder: SimCSEEncoder
 ):
     loss = loss_class(still_encoder, 0.05, **options)
@@ -178,7 +180,9 @@ def test_single_column_is_one_forward_of_two_views(
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
-def test_la05_evaluation_is_finite_and_touches_nothing(loss_class: type[InfoNCELoss], encoder: SimCSEEncoder):
+def test_compliance_03_la05_evaluation_is_finite_and_touches_nothing(
+    loss_class: type[InfoNCELoss], encoder: SimCSEEncoder
+):
     """Without dropout both views coincide, and float32 rounds their cosine to 1.0000002."""
     encoder.eval()
     loss = loss_class(encoder)
@@ -198,7 +202,7 @@ def test_la04_a_loss_keeps_nothing_but_the_model(loss_class: type[InfoNCELoss], 
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
-def test_half_precision_weights_and_surrounding_autocast(loss_class: type[InfoNCELoss], folder: str):
+def test_compliance_04_half_precision_weights_and_surrounding_autocast(loss_class: type[InfoNCELoss], folder: str):
     values = []
     for dtype, autocast in ((None, False), (None, True), ("bfloat16", False)):
         encoder = build_encoder(folder, pooler_type="avg", dropout=0.0, torch_dtype=dtype, device="cpu").train()
@@ -226,7 +230,52 @@ def test_dd08_training_on_batches_of_one_is_refused(columns: int, still_encoder:
     assert loss(one) == 0
 
 
+@pytest.mark.parametrize("loss_class", LOSSES)
+@pytest.mark.parametrize("columns", [2, 3, 4])
+def test_compliance_06_several_positives_in_tuples_equal_the_double_loop(loss_class: type[InfoNCELoss], columns: int):
+    """Rows (q, p1), (q, p2), with hard negatives: p2 is no negative in the row of p1, nor is any copy of q or p1."""
+    generator = torch.Generator().manual_seed(0)
+    rows, embeddings = 40, torch.randn(200, 8, generator=generator, dtype=torch.float64)
+    ids = torch.arange(rows * columns).reshape(columns, rows)
+    ids[0, 1::4] = ids[0, ::4]  # every second anchor has two positives, the first of them three
+    ids[0, 2] = ids[0, 0]
+    if columns > 2:
+        ids[2, 3], ids[2, 5], ids[2, 7] = ids[0, 3], ids[1, 6], ids[0, 20]
+    keep = [[not copy for copy in row] for row in copies_by_hand(ids.tolist())]
+    vectors = [embeddings[column].numpy() for column in ids]
+    table = reference.rows(vectors[0], vectors[1], vectors[2:], keep=keep)
+    if loss_class is InfoNCELoss:
+        losses, expected = reference.infonce(table, 0.05), {}
+    else:
+        found = reference.weince(table, temperature=0.05)
+        losses, expected = found.losses, {name: getattr(found, name) for name in ("blend", "shape", "hardness")}
+    loss = loss_class(Table(embeddings))
+    assert loss(one_token_texts(ids.tolist())).item() == pytest.approx(fmean(losses), rel=1e-9)
+    stats = loss.stats()
+    assert stats["masked_candidates"] == sum(row.count(False) for row in keep) - rows > 20
+    for name, values in expected.items():
+        assert stats[name] == pytest.approx(fmean(values), rel=1e-5), name
+    # The same through an explicit mask of the criterion alone.
+    alone = loss.criterion(*(embeddings[column] for column in ids), keep=torch.tensor(keep))
+    assert alone.item() == pytest.approx(fmean(losses), rel=1e-9)
+
+
+def test_ln02_positives_that_equal_their_anchors_are_warned_of(
+    encoder: SimCSEEncoder, still_encoder: SimCSEEncoder, caplog: pytest.LogCaptureFixture
+):
+    """Dropout is off and a column is its own positive, once as one column and once as the host's doubled column."""
+    WeinceLoss(encoder)(preprocess(encoder, SENTENCES))
+    WeinceLoss(still_encoder)(preprocess(still_encoder, SENTENCES, POSITIVES))
+    assert "positives equal" not in caplog.text
+    for columns in ([SENTENCES], [SENTENCES, SENTENCES]):
+        WeinceLoss(still_encoder)(preprocess(still_encoder, *columns))
+        assert caplog.text.count("set the dropout of the encoder to 0.1") == 1
+        caplog.clear()
+
+
 def test_wrong_options_name_their_argument(still_encoder: SimCSEEncoder):
+    with pytest.raises(ValueError, match="reduction"):
+        WeinceLoss(still_encoder, reduction="none")
     with pytest.raises(ValueError, match="temperature"):
         WeinceLoss(still_encoder, temperature=0)
     with pytest.raises(TypeError, match="gates"):
@@ -397,7 +446,35 @@ def test_matryoshka(columns: int, encoder: SimCSEEncoder):
     assert value.isfinite() and gradients(encoder)
 
 
-def test_adaptive_layers_need_two_columns(encoder: SimCSEEncoder):
+@pytest.mark.parametrize("cached", [False, True])
+def test_compliance_08_every_width_has_its_own_statistics(cached: bool, still_encoder: SimCSEEncoder):
+    """Those of a criterion that sees nothing but this width."""
+    inner = CachedWeinceLoss(still_encoder, mini_batch_size=5) if cached else WeinceLoss(still_encoder)
+    MatryoshkaLoss(still_encoder, inner, matryoshka_dims=[8, 32, 16])(
+        preprocess(still_encoder, SENTENCES * 4, POSITIVES * 4), None
+    ).backward()
+    columns = preprocess(still_encoder, SENTENCES * 4, POSITIVES * 4)
+    keep = keep_mask(columns)
+    embeddings = [still_encoder(dict(column))["sentence_embedding"].detach() for column in columns]
+    found = inner.stats()
+    for width, suffix in ((32, ""), (16, "_16"), (8, "_8")):
+        criterion = Weince()
+        criterion(*(column[:, :width] for column in embeddings), keep=keep)
+        expected = {f"{name}{suffix}": value for name, value in criterion.stats().items()}
+        assert {name: found.pop(name) for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert found == {}
+
+
+def test_compliance_08_a_running_average_is_of_one_width(still_encoder: SimCSEEncoder):
+    class RunningLoss(InfoNCELoss):
+        criterion_class = ReleasedWeince
+
+    loss = MatryoshkaLoss(still_encoder, RunningLoss(still_encoder), matryoshka_dims=[32, 16])
+    with pytest.raises(ValueError, match="use WeinceLoss"):
+        loss(preprocess(still_encoder, SENTENCES * 4, POSITIVES * 4), None)
+
+
+def test_compliance_09_adaptive_layers_need_two_columns(encoder: SimCSEEncoder):
     loss = AdaptiveLayerLoss(encoder, WeinceLoss(encoder))
     value = loss(preprocess(encoder, SENTENCES, POSITIVES), None)
     value.backward()
@@ -442,7 +519,9 @@ def test_la07_trainer_on_a_single_text_column(loss_class: type[InfoNCELoss], enc
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
-def test_one_step_of_the_trainer_moves_every_weight(loss_class: type[InfoNCELoss], folder: str, tmp_path: Path):
+def test_compliance_01_one_step_of_the_trainer_moves_every_weight(
+    loss_class: type[InfoNCELoss], folder: str, tmp_path: Path
+):
     encoder = build_encoder(folder, mlp_only_train=True, device="cpu")
     before = {name: weight.detach().clone() for name, weight in encoder.named_parameters() if weight.requires_grad}
     assert any(name.startswith("2.linear") for name in before) and len(before) > 30
@@ -453,7 +532,7 @@ def test_one_step_of_the_trainer_moves_every_weight(loss_class: type[InfoNCELoss
     assert still == []
 
 
-def test_model_card_names_loss_options_and_paper(encoder: SimCSEEncoder, tmp_path: Path):
+def test_compliance_12_model_card_names_loss_options_and_paper(encoder: SimCSEEncoder, tmp_path: Path):
     trained(encoder, WeinceLoss(encoder, evidence="likelihood"), tmp_path / "run", max_steps=1)
     encoder.save(str(tmp_path / "saved"))
     card = (tmp_path / "saved" / "README.md").read_text(encoding="utf-8")

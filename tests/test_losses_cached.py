@@ -51,7 +51,9 @@ def step(loss: nn.Module, columns: int) -> list[Tensor]:
 @pytest.mark.parametrize("mini_batch_size", [1, 3, 8])
 @pytest.mark.parametrize("columns", [1, 2, 3])
 @pytest.mark.parametrize(("plain", "cached"), PAIRS)
-def test_la09_equals_the_plain_loss(plain: type, cached: type, columns: int, mini_batch_size: int, folder: str):
+def test_compliance_07_la09_equals_the_plain_loss(
+    plain: type, cached: type, columns: int, mini_batch_size: int, folder: str
+):
     """Nineteen rows, so that the last mini-batch is smaller; duplicates among the rows."""
     encoder = encoder_of(folder, 0.0)
     expected, expected_stats = step(loss := plain(encoder), columns), loss.stats()
@@ -81,7 +83,9 @@ class InMiniBatches(nn.Module):
 @pytest.mark.parametrize("mini_batch_size", [1, 3, 8])
 @pytest.mark.parametrize("columns", [1, 2])
 @pytest.mark.parametrize(("plain", "cached"), PAIRS)
-def test_la09_dropout_is_replayed(plain: type, cached: type, columns: int, mini_batch_size: int, folder: str):
+def test_compliance_07_la09_dropout_is_replayed(
+    plain: type, cached: type, columns: int, mini_batch_size: int, folder: str
+):
     encoder = encoder_of(folder)
     direct = plain(InMiniBatches(encoder, mini_batch_size))
     direct.model.preprocess = encoder.preprocess
@@ -94,7 +98,9 @@ def test_la09_dropout_is_replayed(plain: type, cached: type, columns: int, mini_
 
 @pytest.mark.parametrize("columns", [1, 2])
 @pytest.mark.parametrize(("plain", "cached"), PAIRS)
-def test_matryoshka_equals_matryoshka_of_the_plain_loss(plain: type, cached: type, columns: int, folder: str):
+def test_compliance_08_matryoshka_equals_matryoshka_of_the_plain_loss(
+    plain: type, cached: type, columns: int, folder: str
+):
     encoder = encoder_of(folder, 0.0)
     expected = step(MatryoshkaLoss(encoder, plain(encoder), matryoshka_dims=[32, 16, 8]), columns)
     found = step(MatryoshkaLoss(encoder, cached(encoder, mini_batch_size=3), matryoshka_dims=[32, 16, 8]), columns)
