@@ -15,6 +15,7 @@ _PUBLIC = {
     "CachedWeinceLoss": "simcse_weince.losses",
     "CachedInfoNCELoss": "simcse_weince.losses",
     "SimCSETrainer": "simcse_weince.sentence.trainer",
+    "LossStatsCallback": "simcse_weince.sentence.trainer",
     "SimCSEArguments": "simcse_weince.sentence.arguments",
     "STSEvaluator": "simcse_weince.sentence.sts",
     "fit_pot": "simcse_weince.extremes.pot",

@@ -465,7 +465,7 @@ def test_resume_skips_a_checkpoint_that_was_being_written(place):
     assert last_complete_checkpoint(place / "out").name == "checkpoint-4"
 
 
-def test_la04_state_of_the_loss_and_of_the_head_survive(place):
+def test_compliance_10_la04_state_of_the_loss_and_of_the_head_survive(place):
     """A loss with a running average: 4 steps equal 2 steps, a stop, and 2 more from the checkpoint."""
 
     def trained(out, resume=None):
@@ -493,7 +493,7 @@ def test_la04_a_checkpoint_without_that_state_warns(place, caplog):
     assert "has no loss_state.safetensors" in caplog.text
 
 
-def test_la05_evaluation_leaves_the_loss_alone(place):
+def test_compliance_02_la05_evaluation_leaves_the_loss_alone(place):
     encoder = build_encoder(str(place / "encoder"), pooler_type="cls", device="cpu")
     loss = RunningLoss(encoder)
     data = Dataset.from_dict({"text": SENTENCES})
@@ -620,6 +620,9 @@ def test_ev06_selecting_on_the_test_pairs_warns(place, caplog):
     [
         (["--temperature", "0"], "temperature"),
         (["--gate", "sometimes"], "gate"),
+        (["--loss", "infonce", "--gate", "0.5"], "--gate means nothing with --loss infonce"),
+        (["--loss", "mnrl-hardness", "--pivot", "0.1"], "--pivot means nothing with --loss mnrl-hardness"),
+        (["--hardness_strength", "2"], "--hardness_strength means nothing with --loss weince"),
         (["--shape_", "1"], "unknown option --shape_; did you mean --shape"),
         (["--streaming", "--max_steps", "-1"], "--max_steps"),
         (["--max_train_samples", "0"], "--max_train_samples 0"),

@@ -4,7 +4,17 @@ import string
 from pathlib import Path
 
 import torch
-from transformers import BertConfig, BertModel, BertTokenizerFast, set_seed
+from transformers import (
+    BertConfig,
+    BertModel,
+    BertTokenizerFast,
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPProcessor,
+    CLIPTokenizer,
+    set_seed,
+)
 
 _WORDS = (
     "a an the is are was were he she it they and or not in on at to of for with by from this that one two three four "
@@ -45,4 +55,25 @@ def write_tiny_bert(
     )
     with torch.no_grad():
         BertModel(config).save_pretrained(folder)
+    return str(folder)
+
+
+def write_tiny_clip(folder: Path) -> str:
+    """Write a random CLIP for images of 16 x 16 pixels and texts of up to 14 letters: two towers, 16 wide."""
+    pieces = [
+        "<|startoftext|>",
+        "<|endoftext|>",
+        *string.ascii_lowercase,
+        *(c + "</w>" for c in string.ascii_lowercase),
+    ]
+    tokenizer = CLIPTokenizer(vocab={piece: index for index, piece in enumerate(pieces)}, merges=[])
+    tokenizer.model_max_length = 16
+    pixels = CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    CLIPProcessor(pixels, tokenizer).save_pretrained(folder)
+    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {"vocab_size": len(pieces), "max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 1}
+    vision = {"image_size": 16, "patch_size": 8}
+    set_seed(0)
+    config = CLIPConfig(text_config={**tower, **text}, vision_config={**tower, **vision}, projection_dim=16)
+    CLIPModel(config).save_pretrained(folder)
     return str(folder)

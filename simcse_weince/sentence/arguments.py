@@ -110,19 +110,18 @@ class LossArguments:
     )
 
     def criterion_options(self) -> dict[str, Any]:
-        """Options of the chosen criterion, fixed numbers converted."""
-        if self.loss == "infonce":
-            return {"temperature": self.temperature}
-        if self.loss == "mnrl-hardness":
-            return {"temperature": self.temperature, "hardness_strength": self.hardness_strength}
-        others = ("loss", "hardness_strength", "mask_duplicates", "gather_across_devices", "mini_batch_size")
-        options = {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            # The released objective has defaults of its own, which what is not given leaves alone.
-            if item.name not in others and (self.loss == "weince" or getattr(self, item.name) != item.default)
-        }
-        options["temperature"] = self.temperature
+        """Options of the chosen criterion, fixed numbers converted; InputError for one that belongs to another."""
+        of_the_host = ("loss", "mask_duplicates", "gather_across_devices", "mini_batch_size")
+        own = {item.name: item.default for item in fields(self) if item.name not in of_the_host}
+        given = {name for name, default in own.items() if getattr(self, name) != default}
+        known = {"infonce": {"temperature"}, "mnrl-hardness": {"temperature", "hardness_strength"}}.get(
+            self.loss, own.keys() - {"hardness_strength"}
+        )
+        for name in sorted(given - known):
+            raise InputError(f"--{name} means nothing with --loss {self.loss}; remove it or choose another --loss")
+        # The released objective has defaults of its own, which what is not given leaves alone.
+        names = given | {"temperature"} if self.loss == "released" else known
+        options = {name: getattr(self, name) for name in names}
         for name in {"gate", "shape"} & options.keys():
             with suppress(ValueError):  # a word is checked by the criterion
                 options[name] = float(options[name])
@@ -183,6 +182,10 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
         if self.use_cpu:
             self.dataloader_pin_memory = False
         super().__post_init__()
+        loading: Any = self.accelerator_config
+        if loading.dispatch_batches is None:
+            # Else one process reads a stream and hands batches out, which fails for texts of different lengths.
+            loading.dispatch_batches = False
         if self.parallel_mode == ParallelMode.NOT_DISTRIBUTED:
             logger.warning("using one of %d GPUs; start with `accelerate launch` to use them all", self.n_gpu)
             self._n_gpu = 1

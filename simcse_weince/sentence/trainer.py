@@ -48,6 +48,45 @@ class LogCallback(TrainerCallback):
             logger.info("step %d: %s", state.global_step, told)
 
 
+class LossStatsCallback(TrainerCallback):
+    """What `SimCSETrainer` does for a loss of this package, for a plain ``SentenceTransformerTrainer``.
+
+    ``trainer.add_callback(LossStatsCallback(trainer))``, after the trainer is made. The statistics of the loss reach
+    every tracker and ``trainer_state.json``, as entries of their own beside those of the host. Each checkpoint holds
+    what the loss keeps from batch to batch, and a train-only head; both are restored with the best model, and on resume
+    from a checkpoint in ``args.output_dir``.
+
+    Args:
+        trainer: The trainer that the callback is added to.
+    """
+
+    def __init__(self, trainer: SentenceTransformerTrainer) -> None:
+        """Keep the trainer: the host hands callbacks neither it nor the loss."""
+        self.trainer = trainer
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> TrainerControl:
+        """Log the statistics where the host is about to log: in its ``on_log`` it is too late for the trackers."""
+        if control.should_log:
+            self.trainer.log(loss_stats(self.trainer.loss))
+            control.should_log = True  # each log withdraws the wish for one
+        return control
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Write what the loss keeps into the checkpoint."""
+        if args.should_save:
+            _save_loss_state(self.trainer, Path(str(args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"))
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Restore what the loss keeps when a run goes on."""
+        if state.global_step:
+            _load_loss_state(self.trainer, Path(str(args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"))
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Restore what the loss kept when the model was best."""
+        if args.load_best_model_at_end and state.best_model_checkpoint:
+            _load_loss_state(self.trainer, Path(state.best_model_checkpoint))
+
+
 class EvaluateLastStep(TrainerCallback):
     """Evaluates and saves at the last step too, where the number of steps is no multiple of ``eval_steps``."""
 
@@ -88,11 +127,8 @@ class SimCSETrainer(SentenceTransformerTrainer):
                 f"the loss is {logs['loss']} at step {self.state.global_step}: lower --learning_rate, or use another "
                 "precision; the checkpoints before are kept"
             )
-        loss: Any = self.loss
-        while not hasattr(loss, "stats") and isinstance(getattr(loss, "loss", None), nn.Module):
-            loss = loss.loss  # inside a wrapper such as MatryoshkaLoss
-        if "loss" in logs and hasattr(loss, "stats"):
-            logs = {**logs, **{name: float(f"{value:.6g}") for name, value in loss.stats().items()}}
+        if "loss" in logs:
+            logs = {**logs, **loss_stats(self.loss)}
         super().log(logs, start_time)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -132,45 +168,64 @@ class SimCSETrainer(SentenceTransformerTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        state = self._loss_state()
-        if state and self.args.should_save:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()},
-                      Path(output_dir) / _LOSS_STATE_NAME)  # fmt: skip
+        if self.args.should_save:
+            _save_loss_state(self, Path(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint)
-        expected = self._loss_state()
-        if not expected:
-            return
-        path = Path(resume_from_checkpoint) / _LOSS_STATE_NAME
-        if not path.is_file():
-            logger.warning("%s has no %s: the loss and the train-only head start anew", path.parent.name, path.name)
-            return
-        saved = load_file(path)
-        if saved.keys() != expected.keys():
-            raise ValueError(f"{path} does not fit this run: it holds {sorted(saved)}, not {sorted(expected)}")
-        for name, tensor in expected.items():
-            tensor.data.copy_(saved[name])
+        _load_loss_state(self, Path(resume_from_checkpoint))
 
-    def _loss_state(self) -> dict[str, Tensor]:
-        """Live tensors that belong to the training but not to the encoder that is saved."""
-        model = self._bare_model()
-        # By identity, not by name: wrappers and cached losses hold the encoder under names of their own.
-        encoder = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
-        losses = self.loss if isinstance(self.loss, dict) else {"loss": self.loss}
-        state = {
-            f"{name}.{key}": tensor
-            for name, loss in losses.items()
-            for key, tensor in loss.state_dict(keep_vars=True).items()
-            if id(tensor) not in encoder
-        }
-        head = getattr(model, "train_only_head", None)
-        if head is not None:
-            state.update({_HEAD_PREFIX + key: tensor for key, tensor in head.state_dict(keep_vars=True).items()})
-        return state
 
-    def _bare_model(self) -> nn.Module:
-        return getattr(self.model, "_orig_mod", self.model)
+def loss_stats(loss: Any) -> dict[str, float]:
+    """The statistics of a loss of this package, also inside a wrapper such as ``MatryoshkaLoss``; six digits.
+
+    Args:
+        loss: A loss, or the dict of losses of a trainer with several data sets; each name is then prefixed by the data
+            set's, as in ``quora_blend``. Other losses have no statistics.
+    """
+    if isinstance(loss, dict):
+        return {f"{data}_{name}": value for data, one in loss.items() for name, value in loss_stats(one).items()}
+    while not hasattr(loss, "stats") and isinstance(getattr(loss, "loss", None), nn.Module):
+        loss = loss.loss
+    return {name: float(f"{value:.6g}") for name, value in loss.stats().items()} if hasattr(loss, "stats") else {}
+
+
+def _loss_state(trainer: SentenceTransformerTrainer) -> dict[str, Tensor]:
+    """Live tensors that belong to the training but not to the encoder that is saved."""
+    model: Any = getattr(trainer.model, "_orig_mod", trainer.model)
+    # By identity, not by name: wrappers and cached losses hold the encoder under names of their own.
+    encoder = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    losses = trainer.loss if isinstance(trainer.loss, dict) else {"loss": trainer.loss}
+    state = {
+        f"{name}.{key}": tensor
+        for name, loss in losses.items()
+        for key, tensor in loss.state_dict(keep_vars=True).items()
+        if id(tensor) not in encoder
+    }
+    head = getattr(model, "train_only_head", None)
+    if head is not None:
+        state.update({_HEAD_PREFIX + key: tensor for key, tensor in head.state_dict(keep_vars=True).items()})
+    return state
+
+
+def _save_loss_state(trainer: SentenceTransformerTrainer, folder: Path) -> None:
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in _loss_state(trainer).items()}
+    if state:
+        save_file(state, folder / _LOSS_STATE_NAME)
+
+
+def _load_loss_state(trainer: SentenceTransformerTrainer, folder: Path) -> None:
+    expected, path = _loss_state(trainer), folder / _LOSS_STATE_NAME
+    if not expected:
+        return
+    if not path.is_file():
+        logger.warning("%s has no %s: the loss and the train-only head start anew", folder.name, path.name)
+        return
+    saved = load_file(path)
+    if saved.keys() != expected.keys():
+        raise ValueError(f"{path} does not fit this run: it holds {sorted(saved)}, not {sorted(expected)}")
+    for name, tensor in expected.items():
+        tensor.data.copy_(saved[name])
 
 
 def is_complete_checkpoint(folder: Path) -> bool:
