@@ -2,9 +2,11 @@
 
 import atexit
 import functools
+import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,24 @@ def run_distributed(world_size: int, function: Callable[..., Any], *arguments: A
     if failures:
         raise RuntimeError("\n".join(failures))
     return [answer for _, answer in answers]
+
+
+@contextmanager
+def launched(rank: int) -> Iterator[None]:
+    """Within a function of `run_distributed`: accelerate finds what a launcher would have left for this process."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": dist.get_world_size(), "LOCAL_WORLD_SIZE": 2}
+    ours = {**{name: str(value) for name, value in ranks.items()}, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    before = dict(os.environ)
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        for state in (AcceleratorState, GradientState, PartialState):
+            state._reset_state()
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -106,6 +107,7 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
     """
     model_arguments, data_arguments, loss_arguments, arguments = groups
     output_dir = Path(str(arguments.output_dir))
+    _check_launch(arguments)
     checkpoint = _check_output_dir(output_dir, arguments)
     dev, test = _graded_pairs(data_arguments, model_arguments.cache_dir, arguments)
     arguments.metric_for_best_model = _metric_name(arguments, dev)
@@ -179,6 +181,17 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
 
 
 # ---- checks before the encoder is loaded ----
+
+
+def _check_launch(arguments: SimCSEArguments) -> None:
+    """Say things once for all processes, and say it where the launcher has started fewer than were asked for."""
+    if arguments.process_index:
+        logging.getLogger("simcse_weince").setLevel(logging.ERROR)
+    if arguments.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":  # the host encodes on one process only
+        raise InputError("FSDP is not supported here: use --gradient_checkpointing or --mini_batch_size to save memory")
+    # Without MPI, `accelerate launch --cpu --num_processes 2` prepares for two processes and starts one.
+    if "ACCELERATE_USE_CPU" in os.environ and "MASTER_PORT" in os.environ and arguments.world_size == 1:
+        logger.warning("accelerate starts one process on CPUs without MPI: use `torchrun --nproc_per_node 2 ...` for 2")
 
 
 def _check_output_dir(output_dir: Path, arguments: SimCSEArguments) -> Path | None:
