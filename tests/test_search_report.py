@@ -205,3 +205,11 @@ def test_cross_entropy_of_the_report_is_that_of_the_function(report: SearchRepor
     anchors, positives, pool = embeddings(400, 600)
     direct = search_cross_entropy((anchors * positives).sum(1), anchors @ pool.T, tau=0.2)
     assert direct.value == pytest.approx(report.cross_entropy.value, abs=1e-6)
+
+
+def test_a_pool_that_every_positive_outscores_decides_nothing_and_says_so() -> None:
+    anchors, _, pool = embeddings(40, 200)
+    found = measure_search(anchors, anchors, pool, temperature=0.02, max_k=4)
+    assert found.retrieval["recall@1"] == 1 and "every positive outscores the whole pool" in found.warnings[-1]
+    assert format_report(found).count("undecided") == 2 and found.recommendation.k_plug is None
+    assert "no batch that can be run" in verdict(found)

@@ -19,7 +19,7 @@ FEWEST_PAIRS = 10
 SMALLEST_POOL = 20
 _PER_ANCHOR = ("per_anchor", "log_Z", "chi2", "r_pos")  # of no use to a reader of the JSON
 _DEPTH = 100  # of the ranking
-_WARNINGS = (kernels.SelfMatchWarning, kernels.SmallPoolWarning, kernels.HeavyTailWarning)  # the last: see the links
+_WARNINGS = (kernels.SelfMatchWarning, kernels.SmallPoolWarning, kernels.HeavyTailWarning)
 Section = tuple[str, str, list[str], list[list[str]]]
 
 
@@ -76,21 +76,23 @@ def measure_search(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cross_entropy = kernels.search_cross_entropy(pos, neg, tau=temperature)
-        links = risk.compare_links(pos, neg, [kernels.SoftmaxLink(temperature), kernels.WeibullLink(1.0)], seed=seed)
-    remarks = list(dict.fromkeys(str(w.message) for w in caught if w.category in _WARNINGS[:2]))
-    remarks += [f"{name}: {remark}" for name, remark in zip(links.link, links.warnings, strict=True) if remark]
-    if ks[-1] > len(pool):
-        remarks.append(f"beyond k = {len(pool):,}, the size of the pool, the curve takes the pool for the whole corpus")
+    remarks = list(dict.fromkeys(str(w.message) for w in caught if w.category in _WARNINGS))
     with warnings.catch_warnings():
         for category in _WARNINGS:
             warnings.simplefilter("ignore", category)
+        links = risk.compare_links(pos, neg, [kernels.SoftmaxLink(temperature), kernels.WeibullLink(1.0)], seed=seed)
         curve = risk.bias_curve(pos, neg, ks, tau=temperature)
         recommendation = risk.recommend_k(pos, neg, tolerance, tau=temperature)
         sweep = risk.temperature_sweep(pos, neg, np.geomspace(0.01, 1, 13).tolist())
         # Where a handful of items carry the whole estimate, the cross-entropy is optimistic: no place for an optimum.
         warm = sweep.tau[sweep.ess >= 30]
         best = risk.optimal_temperature(pos, neg, bounds=(float(warm[0]), 1e3)) if len(warm) else None
+    remarks += [f"{name}: {remark}" for name, remark in zip(links.link, links.warnings, strict=True) if remark]
+    if ks[-1] > len(pool):
+        remarks.append(f"beyond k = {len(pool):,}, the size of the pool, the curve takes the pool for the whole corpus")
     retrieval = retrieval_figures(anchors, positives, pool, faiss_index)
+    if retrieval["recall@1"] == 1:
+        remarks.append("every positive outscores the whole pool: give a --pool of sentences more like the positives")
     return SearchReport(len(anchors), len(pool), temperature, tolerance, curve, recommendation, cross_entropy, sweep,
                         best, links, retrieval, remarks)  # fmt: skip
 
@@ -141,7 +143,8 @@ def verdict(report: SearchReport) -> str:
     advice, tau, tol = report.recommendation, report.temperature, report.tolerance
     if advice.k_plug is None:
         first = (
-            f"At temperature {tau:g} no number of negatives is known to bring the loss within {tol:g} nats of search."
+            f"At temperature {tau:g} no batch that can be run brings the loss within {tol:g} nats of the search "
+            f"objective that it stands for: that takes about {advice.k_safe_upper:,} negatives."
         )
     else:
         first = (
@@ -150,8 +153,12 @@ def verdict(report: SearchReport) -> str:
         )
     if report.best is None:
         return f"{first} The pool is too small to tell the best temperature."
-    second = f"The positives of these embeddings are searched best at temperature {report.best.tau:.3g}"
-    return f"{first} {second}{', the end of the range that this pool can tell' if report.best.at_bound else ''}."
+    limit = ", the coldest that this pool can tell" if report.best.at_bound else ""
+    return f"{first} These embeddings find the positives best at temperature {report.best.tau:.3g}{limit}."
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}" if abs(value) < 1e7 else f"{value:.3g}"
 
 
 def sections(report: SearchReport) -> list[Section]:
@@ -166,13 +173,16 @@ def sections(report: SearchReport) -> list[Section]:
         ["worst case", "unknown" if worst is None else f"{worst:.3g}", "enough for any data and any embedding"],
     ]  # fmt: skip
     bends = zip(curve.k.tolist(), curve.bias, curve.lo, curve.hi, strict=True)
-    rows = [[f"{k:,}", f"{b:.4f}", f"{lo:.4f}", f"{hi:.4f}", f"{k * b:.4g}"] for k, b, lo, hi in bends]
+    rows = [[f"{k:,}", *map(_number, (b, lo, hi, k * b))] for k, b, lo, hi in bends]
     heat = zip(sweep.tau, sweep.ce, sweep.se, sweep.lower, sweep.upper, sweep.ess, strict=True)
     fits = zip(links.link, links.params, links.ce, links.se, links.diff_to_first, links.diff_se, strict=True)
-    shapes = [
-        [name, ", ".join(f"{key} {p[key]:.3g}" for key in ("tau", "beta") if key in p),
-         *(f"{value:.4f}" for value in values)] for name, p, *values in fits
-    ]  # fmt: skip
+    shapes = []
+    for remark, (name, params, *values) in zip(links.warnings, fits, strict=True):
+        fitted = ", ".join(f"{key} {params[key]:.3g}" for key in ("tau", "beta") if key in params)
+        # A link that goes to the end of its range has no best parameter, and no cross-entropy there that means a thing.
+        shapes.append(
+            [name, "undecided", *"––––"] if remark == risk.UNDECIDED else [name, fitted, *map(_number, values)]
+        )
     return [
         ("How many negatives", f"Smallest number that keeps the loss within {tol:g} nats of its limit.",
          ["rule", "negatives", "meaning"], numbers),
@@ -185,7 +195,7 @@ def sections(report: SearchReport) -> list[Section]:
          "and measured on the other.", ["link", "fitted", "nats", "se", "difference", "se"], shapes),
         ("Temperature", "Only where the effective sample size is 30 or more is the pool large enough; the bracket "
          "holds in expectation.", ["temperature", "nats", "se", "from", "to", "sample size"],
-         [[f"{tau:.4g}", *(f"{v:.4f}" for v in values), f"{ess:.1f}"] for tau, *values, ess in heat]),
+         [[f"{tau:.3g}", *map(_number, values), f"{ess:,.0f}"] for tau, *values, ess in heat]),
         ("Retrieval", f"Each positive among itself and the pool of {report.pool:,}.", ["figure", "value"],
          [[name, f"{value:.4f}"] for name, value in report.retrieval.items()]),
     ]  # fmt: skip
@@ -202,31 +212,43 @@ def format_report(report: SearchReport) -> str:
     return "\n".join(lines)
 
 
-def draw(report: SearchReport) -> Any:
-    """The bias curve beside the cross-entropy over temperatures, as a matplotlib figure."""
-    figure, curve, sweep = new_figure(11, 4.2), report.bias, report.sweep
-    left, right = figure.subplots(1, 2)
-    left.axhspan(-report.tolerance, report.tolerance, color="tab:green", alpha=0.15, label="tolerance")
-    left.fill_between(curve.k, curve.lo, curve.hi, color="tab:blue", alpha=0.25, label="95 % interval")
-    left.plot(curve.k, curve.bias, "o-", color="tab:blue", markersize=4, label="bias")
-    left.plot(curve.k, curve.cB / curve.k, ":", color="black", label="1/k law")
-    if report.recommendation.k_plug is not None:
-        left.axvline(report.recommendation.k_plug, color="tab:green", label=f"k = {report.recommendation.k_plug:,}")
-    left.set_xscale("log", base=2)
-    left.set_yscale("symlog", linthresh=report.tolerance)
-    left.set_ylim(top=max(1.5 * curve.hi.max(), 2 * report.tolerance))
-    left.set(title=f"Loss less search objective, temperature {report.temperature:g}", xlabel="negatives", ylabel="nats")
-    good = sweep.ess >= 30
-    right.fill_between(sweep.tau, sweep.lower, sweep.upper, color="tab:orange", alpha=0.25, label="bracket")
-    right.plot(sweep.tau[good], sweep.ce[good], "o-", color="tab:orange", markersize=4, label="cross-entropy")
-    right.plot(sweep.tau[~good], sweep.ce[~good], "o", color="tab:orange", fillstyle="none", label="pool too small")
+def draw_bias(report: SearchReport, axes: Any) -> None:
+    """Draw the bias over the number of negatives, with its interval, its limit and the recommended number."""
+    curve, tol, plug = report.bias, report.tolerance, report.recommendation.k_plug
+    axes.axhspan(-tol, tol, color="tab:green", alpha=0.15, label=f"within {tol:g} nats")
+    axes.fill_between(curve.k, curve.lo, curve.hi, color="tab:blue", alpha=0.25, label="95 % interval")
+    axes.plot(curve.k, curve.bias, "o-", color="tab:blue", markersize=4, label="bias")
+    axes.plot(curve.k, curve.cB / curve.k, ":", color="black", label="1/k law")
+    if plug is not None:
+        axes.axvline(plug, color="tab:green", label=f"{plug:,} negatives")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("symlog", linthresh=tol)
+    axes.set_ylim(min(-2 * tol, 1.5 * curve.lo.min()), max(2 * tol, 1.5 * curve.hi.max()))
+    axes.set(title=f"Loss less search objective, temperature {report.temperature:g}", xlabel="negatives", ylabel="nats")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+
+
+def draw_temperature(report: SearchReport, axes: Any) -> None:
+    """Draw the cross-entropy over temperatures, with its bracket where the pool is large enough, and the best one."""
+    sweep, good = report.sweep, report.sweep.ess >= 30
+    axes.fill_between(sweep.tau[good], sweep.lower[good], sweep.upper[good], color="tab:orange", alpha=0.25)
+    axes.plot(sweep.tau[good], sweep.ce[good], "o-", color="tab:orange", markersize=4, label="cross-entropy")
+    axes.plot(sweep.tau[~good], sweep.ce[~good], "o", color="tab:orange", fillstyle="none", label="pool too small")
     if report.best is not None:
-        right.axvline(report.best.tau, color="tab:green", label=f"best: {report.best.tau:.3g}")
-    right.set_xscale("log")
-    right.set(title="Search cross-entropy", xlabel="temperature", ylabel="nats relative to random search")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        axes.axvline(report.best.tau, color="tab:green", label=f"best: {report.best.tau:.3g}")
+    axes.set_xscale("log")
+    axes.set(title="Search cross-entropy", xlabel="temperature", ylabel="nats, 0 being random search")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+
+
+def draw(report: SearchReport) -> Any:
+    """Both drawings side by side, as a matplotlib figure."""
+    figure = new_figure(11, 4.2)
+    left, right = figure.subplots(1, 2)
+    draw_bias(report, left)
+    draw_temperature(report, right)
     return figure
 
 
@@ -235,7 +257,10 @@ def write_page(report: SearchReport, path: str, model: str, notes: Sequence[str]
     page = Page(f"Search with {model}", verdict(report))
     for note in [*notes, *(f"Warning: {remark}." for remark in report.warnings)]:
         page.text(note)
-    page.figure(draw(report), "Bias over the number of negatives, and cross-entropy over temperature.", name="search")
+    for paint, alt in ((draw_bias, "Bias over the number of negatives"), (draw_temperature, "Cross-entropy")):
+        figure = new_figure()
+        paint(report, figure.subplots())
+        page.figure(figure, alt)
     for title, explanation, header, rows in sections(report):
         page.heading(title)
         page.text(explanation)
