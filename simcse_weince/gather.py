@@ -54,7 +54,8 @@ class Shard(NamedTuple):
         if min(sizes) < 1 or any(len(set(values)) > 1 for values in rest):
             raise ValueError(
                 "processes cannot gather batches of different kinds (every process needs rows, and the same columns; "
-                f"with several data sets, do not gather): rows by rank {sizes}, {rest} differ or are 0"
+                "with several data sets set accelerator_config={'split_batches': True}, or do not gather): "
+                f"rows by rank {sizes}, {rest} differ or are 0"
             )
         return cls(tuple(sizes), dist.get_rank())
 
@@ -87,7 +88,8 @@ class Shard(NamedTuple):
         k = len(local) // self.sizes[self.rank]
         missing = k * max(self.sizes) - len(local)
         padded = F.pad(local, (0, 0) * (local.ndim - 1) + (0, missing)) if missing else local
-        parts = differentiable.all_gather(padded)
+        # The default of this function is the group that existed when it was imported.
+        parts = differentiable.all_gather(padded, group=dist.group.WORLD)
         return torch.cat([part[: k * size] for part, size in zip(parts, self.sizes, strict=True)])
 
     def own(self, gathered: Tensor) -> Tensor:
