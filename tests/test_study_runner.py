@@ -200,6 +200,17 @@ def test_a_run_on_several_devices_is_started_by_accelerate(place, trained):  # n
     assert all("accelerate" not in " ".join(call["command"]) for call in trained if call["words"][0] == "evaluate")
 
 
+@pytest.mark.slow
+def test_its_processes_find_one_another_on_cpus(tmp_path):
+    """`accelerate launch --cpu --num_processes 2` starts a single process where there is no MPI."""
+    (tmp_path / "world.py").write_text(
+        "from transformers import TrainingArguments\nprint('world', TrainingArguments('x').world_size)\n"
+    )
+    environment = {**os.environ, **runner._slots(1, 2)[0], "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([*runner._launcher(2), "world"], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.count("world 2") == 2, done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("words", [["--shard", "3/2"], ["--shard", "x"], ["--set", "steps"], ["--parallel", "0"]])
 def test_wrong_options_are_refused(place, capfd, words):  # noqa: F811
     assert main(["study", str(write(place)), *words]) == 2

@@ -104,7 +104,10 @@ def _slots(parallel: int, processes: int) -> list[dict[str, str]]:
     """The environment of each of the runs that share this machine: its devices, or its part of the cores."""
     if not torch.cuda.is_available():
         threads = max(1, (os.cpu_count() or 1) // (parallel * processes))
-        return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}] * parallel
+        # The second is what makes several processes on CPUs find one another.
+        return [
+            {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)), "ACCELERATE_USE_CPU": "true"}
+        ] * parallel
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
     if processes > len(devices):
         raise InputError(f"a run of this study needs {processes} devices, and this machine shows {len(devices)}")
@@ -116,11 +119,10 @@ def _launcher(processes: int) -> list[str]:
     python = [sys.executable, "-m"]
     if processes == 1:
         return python
-    device = "--multi_gpu" if torch.cuda.is_available() else "--cpu"
-    # Port 0 is any free one: several runs may start at once.
+    # On CPUs too, where --cpu would start one process unless there is MPI. Port 0 is any free one, for runs at once.
     return [
         *python,
-        *f"accelerate.commands.launch {device} --num_processes={processes} --main_process_port=0 -m".split(),
+        *f"accelerate.commands.launch --multi_gpu --num_processes={processes} --main_process_port=0 -m".split(),
     ]
 
 
