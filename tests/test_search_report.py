@@ -51,7 +51,9 @@ def test_report_finds_what_a_solvable_model_knows(report: SearchReport) -> None:
     smallest = next(k for k in range(1, 10_000) if abs(MODEL.bias(k)) <= 0.05)
     assert 0.7 * smallest < report.recommendation.k_plug < 1.8 * smallest
     assert report.best is not None and report.best.tau == pytest.approx(1 / 6, rel=0.15)
-    assert report.links.link == ["SoftmaxLink", "WeibullLink"]
+    assert report.links is not None and report.links.link == ["SoftmaxLink", "WeibullLink"]
+    assert report.links.params[0]["tau"] == report.best.tau
+    assert report.links.diff_to_first[1] > 2 * report.links.diff_se[1]  # the softmax link is the true one
     assert report.warnings[0].startswith("WeibullLink: exponent") and "1/k law fails" in report.warnings[0]
     assert report.warnings[1:] == [
         "beyond k = 600, the size of the pool, the curve takes the pool for the whole corpus"
@@ -79,7 +81,7 @@ def test_a_small_cold_pool_with_an_anchor_in_it_warns_and_names_no_temperature()
     found = measure_search(anchors, positives, torch.cat([pool, anchors[:1]]), temperature=0.02, max_k=4)
     assert any("remove it" in remark for remark in found.warnings)
     assert any("effective sample size" in remark for remark in found.warnings)
-    assert found.best is None and "too small to tell the best temperature" in verdict(found)
+    assert found.best is None and found.links is None and "too small to tell the best temperature" in verdict(found)
 
 
 def test_retrieval_figures_are_those_of_a_plain_ranking() -> None:
@@ -211,5 +213,5 @@ def test_a_pool_that_every_positive_outscores_decides_nothing_and_says_so() -> N
     anchors, _, pool = embeddings(40, 200)
     found = measure_search(anchors, anchors, pool, temperature=0.02, max_k=4)
     assert found.retrieval["recall@1"] == 1 and "every positive outscores the whole pool" in found.warnings[-1]
-    assert format_report(found).count("undecided") == 2 and found.recommendation.k_plug is None
-    assert "no batch that can be run" in verdict(found)
+    assert found.recommendation.k_plug is None and "no batch that can be run" in verdict(found)
+    assert found.best is not None and found.best.at_bound and "the coldest that this pool can tell" in verdict(found)

@@ -82,7 +82,7 @@ def run(arguments: Sequence[str]) -> None:
     rows = {text: row for row, text in enumerate(texts)}
     parts = (vectors[[rows[text] for text in side]] for side in (anchors, positives, kept))
     report = measure_search(*parts, temperature=options.temperature, tolerance=options.tolerance, max_k=options.max_k,
-                            seed=options.seed, faiss_index=options.faiss_index)  # fmt: skip
+                            faiss_index=options.faiss_index)  # fmt: skip
     sys.stdout.write(format_report(report) + "\n")
     # The name alone of a local folder: a shared file tells nothing about this machine.
     name = Path(options.model).resolve().name if Path(options.model).is_dir() else options.model

@@ -36,7 +36,7 @@ class SearchReport(kernels.Result):
     cross_entropy: kernels.CrossEntropy
     sweep: risk.TemperatureSweep
     best: risk.TemperatureFit | None  # None where the pool is too small for every temperature tried
-    links: risk.LinkComparison  # softmax and shortfall link, fitted on one half of the pairs and compared on the other
+    links: risk.LinkComparison | None  # softmax and shortfall link, each at its best among which the pool can tell
     retrieval: dict[str, float]
     warnings: list[str]
 
@@ -57,7 +57,7 @@ class SearchReport(kernels.Result):
 
 def measure_search(
     anchors: Tensor, positives: Tensor, pool: Tensor, *, temperature: float = 0.05, tolerance: float = 0.01,
-    max_k: int = 16_384, seed: int = 0, faiss_index: str | None = None,
+    max_k: int = 16_384, faiss_index: str | None = None,
 ) -> SearchReport:  # fmt: skip
     """Measure how well embeddings search, and how many negatives and which temperature stand for it.
 
@@ -68,7 +68,6 @@ def measure_search(
         temperature: Of the softmax link at which the number of negatives is judged.
         tolerance: Of the recommended numbers of negatives, in nats.
         max_k: The bias curve goes over powers of two up to here.
-        seed: Of the split on which the links are fitted.
         faiss_index: See :func:`retrieval_figures`.
     """
     pos, neg = (anchors * positives).sum(1).clamp(-1, 1), kernels.CosineRows(anchors, pool)
@@ -80,14 +79,20 @@ def measure_search(
     with warnings.catch_warnings():
         for category in _WARNINGS:
             warnings.simplefilter("ignore", category)
-        links = risk.compare_links(pos, neg, [kernels.SoftmaxLink(temperature), kernels.WeibullLink(1.0)], seed=seed)
         curve = risk.bias_curve(pos, neg, ks, tau=temperature)
         recommendation = risk.recommend_k(pos, neg, tolerance, tau=temperature)
         sweep = risk.temperature_sweep(pos, neg, np.geomspace(0.01, 1, 13).tolist())
         # Where a handful of items carry the whole estimate, the cross-entropy is optimistic: no place for an optimum.
         warm = sweep.tau[sweep.ess >= 30]
         best = risk.optimal_temperature(pos, neg, bounds=(float(warm[0]), 1e3)) if len(warm) else None
-    remarks += [f"{name}: {remark}" for name, remark in zip(links.link, links.warnings, strict=True) if remark]
+        shortfall = [kernels.WeibullLink(float(beta)) for beta in np.geomspace(0.5, 32, 13)]
+        tried = [(kernels.search_cross_entropy(pos, neg, link=link), link) for link in shortfall]
+        fitted = min(((found.value, link.beta) for found, link in tried if found.ess_median >= 30), default=None)
+        links = None
+        if best is not None and fitted is not None:
+            pair = [kernels.SoftmaxLink(best.tau), kernels.WeibullLink(fitted[1])]
+            links = risk.compare_links(pos, neg, pair, calibrate=False)
+            remarks += [f"{name}: {text}" for name, text in zip(links.link, links.warnings, strict=True) if text]
     if ks[-1] > len(pool):
         remarks.append(f"beyond k = {len(pool):,}, the size of the pool, the curve takes the pool for the whole corpus")
     retrieval = retrieval_figures(anchors, positives, pool, faiss_index)
@@ -175,14 +180,12 @@ def sections(report: SearchReport) -> list[Section]:
     bends = zip(curve.k.tolist(), curve.bias, curve.lo, curve.hi, strict=True)
     rows = [[f"{k:,}", *map(_number, (b, lo, hi, k * b))] for k, b, lo, hi in bends]
     heat = zip(sweep.tau, sweep.ce, sweep.se, sweep.lower, sweep.upper, sweep.ess, strict=True)
-    fits = zip(links.link, links.params, links.ce, links.se, links.diff_to_first, links.diff_se, strict=True)
     shapes = []
-    for remark, (name, params, *values) in zip(links.warnings, fits, strict=True):
-        fitted = ", ".join(f"{key} {params[key]:.3g}" for key in ("tau", "beta") if key in params)
-        # A link that goes to the end of its range has no best parameter, and no cross-entropy there that means a thing.
-        shapes.append(
-            [name, "undecided", *"––––"] if remark == risk.UNDECIDED else [name, fitted, *map(_number, values)]
-        )
+    if links is not None:
+        columns = links.link, links.params, links.ce, links.se, links.diff_to_first, links.diff_se
+        for name, params, *values in zip(*columns, strict=True):
+            chosen = next(f"{key} {params[key]:.3g}" for key in ("tau", "beta") if key in params)
+            shapes.append([name, chosen, *map(_number, values)])
     return [
         ("How many negatives", f"Smallest number that keeps the loss within {tol:g} nats of its limit.",
          ["rule", "negatives", "meaning"], numbers),
@@ -191,8 +194,8 @@ def sections(report: SearchReport) -> list[Section]:
          ["k", "bias", "from", "to", "k x bias"], rows),
         ("Search cross-entropy",
          f"At temperature {report.temperature:g}: {entropy.value:.4f} nats, 95 % interval {entropy.lo:.4f} to "
-         f"{entropy.hi:.4f}; 0 is search at random, lower is better. Below, each link fitted on one half of the pairs "
-         "and measured on the other.", ["link", "fitted", "nats", "se", "difference", "se"], shapes),
+         f"{entropy.hi:.4f}; 0 is search at random, lower is better. Below, each link at the best parameter for which "
+         "the pool is large enough.", ["link", "parameter", "nats", "se", "difference", "se"], shapes),
         ("Temperature", "Only where the effective sample size is 30 or more is the pool large enough; the bracket "
          "holds in expectation.", ["temperature", "nats", "se", "from", "to", "sample size"],
          [[f"{tau:.3g}", *map(_number, values), f"{ess:,.0f}"] for tau, *values, ess in heat]),
