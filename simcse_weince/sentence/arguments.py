@@ -84,17 +84,11 @@ class DataArguments:
 
 
 @dataclass
-class LossArguments:
-    """The criterion; names and defaults are those of `simcse_weince.Weince`."""
+class TailArguments:
+    """How the blend of a text or an image run is estimated; names and defaults are those of `simcse_weince.Weince`."""
 
-    loss: Literal["weince", "infonce", "released", "mnrl-hardness"] = _option(
-        "weince", "Criterion; released: that of the authors' script, mnrl-hardness: sentence-transformers' own"
-    )
-    temperature: float = _option(0.05, "Divides the cosines of the softmax part")
     gate: str = _option("both", "Blend weight: both, hardness, evidence, or a fixed number in [0, 1]")
     evidence: Literal["regression", "likelihood"] = _option("regression", "How Weibull and Gumbel tails are compared")
-    shape: str = _option("anchor", "Tail shape: anchor, shrunk, or a fixed number")
-    floor: float = _option(1e-4, "Added to the shortfall before its logarithm")
     tail_fraction: float = _option(0.10, "Share of the negatives that make the tail")
     min_tail_size: int = _option(32, "Smallest number of negatives in the tail")
     pivot: float | None = _option(None, "Absolute shortfall at which the hardness gate is half open; default: quantile")
@@ -102,6 +96,18 @@ class LossArguments:
     hardness_sharpness: float = _option(10.0, "Slope of the hardness gate")
     evidence_sharpness: float = _option(1.0, "Slope of the evidence gate")
     evidence_margin: float = _option(2.0, "Evidence at which its gate is half open")
+
+
+@dataclass
+class LossArguments(TailArguments):
+    """The criterion; names and defaults are those of `simcse_weince.Weince`."""
+
+    loss: Literal["weince", "infonce", "released", "mnrl-hardness"] = _option(
+        "weince", "Criterion; released: that of the authors' script, mnrl-hardness: sentence-transformers' own"
+    )
+    temperature: float = _option(0.05, "Divides the cosines of the softmax part")
+    shape: str = _option("anchor", "Tail shape: anchor, shrunk, or a fixed number")
+    floor: float = _option(1e-4, "Added to the shortfall before its logarithm")
     hardness_strength: float = _option(9.0, "Weight of the negatives' cosines in mnrl-hardness")
     mask_duplicates: bool = _option(True, "Equal token ids after truncation are not each other's negatives")
     gather_across_devices: bool = _option(True, "Compare with the candidates of all processes, not only one's own")

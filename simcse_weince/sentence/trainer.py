@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,20 @@ logger = logging.getLogger(__name__)
 # What a checkpoint holds beside the encoder: buffers of the loss and the train-only head.
 _LOSS_STATE_NAME = "loss_state.safetensors"
 _HEAD_PREFIX = "train_only_head."
+
+
+def with_stats(logs: dict[str, float], step: int, stats: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """A log entry, with the statistics of the loss if it is one of training.
+
+    Raises:
+        InputError: The loss is not finite.
+    """
+    if not math.isfinite(logs.get("loss", 0)):
+        raise InputError(
+            f"the loss is {logs['loss']} at step {step}: lower --learning_rate, or use another precision; the "
+            "checkpoints before are kept"
+        )
+    return {**logs, **stats()} if "loss" in logs else logs
 
 
 class LogCallback(TrainerCallback):
@@ -122,14 +136,7 @@ class SimCSETrainer(SentenceTransformerTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the statistics of the loss to a training log; a loss that is not finite ends the training."""
-        if not math.isfinite(logs.get("loss", 0)):
-            raise InputError(
-                f"the loss is {logs['loss']} at step {self.state.global_step}: lower --learning_rate, or use another "
-                "precision; the checkpoints before are kept"
-            )
-        if "loss" in logs:
-            logs = {**logs, **loss_stats(self.loss)}
-        super().log(logs, start_time)
+        super().log(with_stats(logs, self.state.global_step, partial(loss_stats, self.loss)), start_time)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate without the autocast that accelerate puts around the forward, and restore the training mode."""

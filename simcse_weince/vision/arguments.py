@@ -15,6 +15,7 @@ from transformers.training_args import ParallelMode
 from simcse_weince.criterion import InfoNCE, ReleasedWeince, Weince
 from simcse_weince.errors import InputError
 from simcse_weince.sentence.arguments import (
+    TailArguments,
     _config_tokens,
     _option,
     _Parser,
@@ -71,22 +72,13 @@ class EncoderArguments:
 
 
 @dataclass
-class VisionLossArguments:
+class VisionLossArguments(TailArguments):
     """The criterion; names and defaults are those of `simcse_weince.Weince`, except for the temperature."""
 
     loss: Literal["infonce", "weince", "released"] = _option("weince", "Criterion")
     temperature: float = _option(0.5, "Divides the cosines of the softmax part")
-    gate: str = _option("both", "Blend weight: both, hardness, evidence, or a fixed number in [0, 1]")
-    evidence: Literal["regression", "likelihood"] = _option("regression", "How Weibull and Gumbel tails are compared")
     shape: str | None = _option(None, "Tail shape: anchor, shrunk, or a number; default: anchor, for released 1.0")
     floor: float | None = _option(None, "Added to the shortfall; default: 1e-4, for released 1e-6")
-    tail_fraction: float = _option(0.10, "Share of the negatives that make the tail")
-    min_tail_size: int = _option(32, "Smallest number of negatives in the tail")
-    pivot: float | None = _option(None, "Absolute shortfall at which the hardness gate is half open; default: quantile")
-    pivot_quantile: float = _option(0.2, "Quantile of the hardness over the batch that sets the pivot")
-    hardness_sharpness: float = _option(10.0, "Slope of the hardness gate")
-    evidence_sharpness: float = _option(1.0, "Slope of the evidence gate")
-    evidence_margin: float = _option(2.0, "Evidence at which its gate is half open")
     gather_across_devices: bool = _option(True, "Compare with the images of all processes, not only one's own")
 
     def criterion(self) -> InfoNCE:
@@ -95,7 +87,8 @@ class VisionLossArguments:
         Raises:
             InputError: an option is out of range.
         """
-        names = ["temperature"] if self.loss == "infonce" else [item.name for item in fields(self)][1:-1]
+        known = {item.name for item in fields(self)} - {"loss", "gather_across_devices"}
+        names = {"temperature"} if self.loss == "infonce" else known
         options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         for name in {"gate", "shape"} & options.keys():
             with suppress(ValueError):  # a word is checked by the criterion

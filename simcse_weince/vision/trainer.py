@@ -1,6 +1,5 @@
 """The trainer: transformers.Trainer with two views, the shared criterion and a kNN score, and nothing else."""
 
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +14,8 @@ from transformers import Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from simcse_weince.criterion import InfoNCE
-from simcse_weince.errors import InputError
 from simcse_weince.gather import Shard
+from simcse_weince.sentence.trainer import with_stats
 from simcse_weince.vision.arguments import VisionArguments
 from simcse_weince.vision.backbones import VisionEncoder
 from simcse_weince.vision.datasets import ImageSet
@@ -176,14 +175,10 @@ class VisionTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the statistics of the criterion to a training log; a loss that is not finite ends the training."""
-        if not math.isfinite(logs.get("loss", 0)):
-            raise InputError(
-                f"the loss is {logs['loss']} at step {self.state.global_step}: lower --learning_rate, or use another "
-                "precision; the checkpoints before are kept"
-            )
-        if "loss" in logs:
-            logs = {**logs, **{name: float(f"{value:.6g}") for name, value in self.criterion.stats().items()}}
-        super().log(logs, start_time)
+        super().log(with_stats(logs, self.state.global_step, self._stats), start_time)
+
+    def _stats(self) -> dict[str, float]:
+        return {name: float(f"{value:.6g}") for name, value in self.criterion.stats().items()}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the encoder as a folder of transformers; into a checkpoint, its weights as the host restores them."""
