@@ -162,7 +162,7 @@ def test_command_measures_a_model_and_writes_its_files(
         (["pairs.tsv", "--pool", "pool.txt", "--temperature", "0.001"], "at least 0.0034"),
         (["pairs.tsv", "--pool", "pool.txt", "--tolerance", "nan"], "--tolerance must be a positive number"),
         (["pairs.tsv", "--pool", "pool.txt", "--max_k", "0"], "max_k"),
-        (["pairs.tsv", "--pool", "pool.txt", "--json", "/"], "cannot be written"),
+        (["pairs.tsv", "--pool", "pool.txt", "--json", "/"], "--json cannot be written"),
     ],
 )
 def test_bad_input_is_one_sentence_before_a_model_is_loaded(

@@ -111,8 +111,8 @@ def _check(options: Namespace) -> None:
         raise InputError("give --pool CORPUS, sentences like those that will be searched")
     if options.min_score is not None and options.text_columns:
         raise InputError("--text_columns does not go with --min_score; leave one of them out")
-    for output in (options.json, options.plot, options.report):
-        check_output(output)
+    for name in ("json", "plot", "report"):
+        check_output(getattr(options, name), f"--{name}")
     for module, wanted, remedy in (
         ("matplotlib", options.plot or options.report, "simcse-weince[report]"),
         ("faiss", options.faiss_index, "faiss-cpu"),

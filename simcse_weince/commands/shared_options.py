@@ -47,7 +47,7 @@ def at_least(smallest: int) -> Callable[[str], int]:
     return number
 
 
-def check_output(output: str | None) -> None:
+def check_output(output: str | None, option: str = "--output") -> None:
     """Find out before the work, not after it, that its result cannot be written."""
     if output is None:
         return
@@ -62,7 +62,7 @@ def check_output(output: str | None) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise InputError(
-            f"{output}: --output cannot be written there ({reason}); name a file in a folder of yours"
+            f"{output}: {option} cannot be written there ({reason}); name a file in a folder of yours"
         ) from None
 
 
