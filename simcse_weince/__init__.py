@@ -18,6 +18,7 @@ _PUBLIC = {
     "LossStatsCallback": "simcse_weince.sentence.trainer",
     "SimCSEArguments": "simcse_weince.sentence.arguments",
     "STSEvaluator": "simcse_weince.sentence.sts",
+    "VisionTrainer": "simcse_weince.vision.trainer",
     "fit_pot": "simcse_weince.extremes.pot",
     "choose_link": "simcse_weince.extremes.link_choice",
     "risk_curve": "simcse_weince.search",
