@@ -43,3 +43,29 @@ def test_every_option_it_names_exists():
 def test_every_file_it_names_exists():
     for name in set(re.findall(r"(?:scripts|data)/[\w/.]+\.(?:sh|py|yaml|md|txt|tsv)", README)):
         assert (ROOT / name).is_file(), name
+
+
+def test_what_the_migration_table_says_to_write_runs(tiny_bert):
+    import torch
+    from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+
+    from simcse_weince import CachedWeinceLoss, InfoNCELoss, Weince, WeinceLoss
+    from simcse_weince.sentence.encoder import build_encoder
+
+    table = README[README.index("| what you have | what to write |") :].split("\n\n")[0].splitlines()[2:]
+    codes = [code for row in table for code in re.findall(r"`([^`]+)`", row.split("|")[2])]
+    model, dims = build_encoder(tiny_bert), [32, 16]
+    columns = [model.preprocess([f"{word} {i}" for i in range(12)]) for word in ("the dog", "a house")]
+    first, second = (model(dict(column))["sentence_embedding"] for column in columns)
+    guided = torch.randn(12, 12)
+    losses = {kind.__name__: kind for kind in (Weince, WeinceLoss, CachedWeinceLoss, MatryoshkaLoss)}
+    known = {"model": model, "dims": dims, "guided": guided, "first": first, "second": second, **losses}
+    results = [eval(code, known) for code in [*codes, "WeinceLoss(model, gate=0.0)"]]
+    values = [
+        found if isinstance(found, torch.Tensor) else found([dict(column) for column in columns], None)
+        for found in results
+    ]
+    assert len(values) == 7 and all(value.isfinite() for value in values)
+    torch.manual_seed(0)
+    plain = InfoNCELoss(model.eval())([dict(column) for column in columns])
+    torch.testing.assert_close(results[-1]([dict(column) for column in columns]), plain)
