@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--tolerance", type=float, default=0.01, help="distance from the search objective, in nats")
     parser.add_argument("--max_k", type=at_least(1), default=16_384, help="most negatives of the curve")
     parser.add_argument("--max_pairs", type=at_least(10), default=2000, help="random sample of more pairs")
-    parser.add_argument("--max_pool", type=at_least(20), default=20_000, help="random sample of a larger pool")
+    parser.add_argument("--max_pool", type=at_least(20), default=16_384, help="random sample of a larger pool")
     parser.add_argument("--seed", type=at_least(0), default=0, help="seed of the samples")
     parser.add_argument("--faiss_index", metavar="FACTORY", help="retrieval through faiss, for example IVF4096,Flat")
     parser.add_argument("--json", metavar="FILE.json", help="write every figure with its provenance")
