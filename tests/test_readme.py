@@ -31,8 +31,10 @@ def test_the_three_uses_run_in_order(tmp_path, minilm):
 
 def test_every_option_it_names_exists():
     from simcse_weince.sentence.arguments import _GROUPS, _Parser
+    from simcse_weince.vision.arguments import EncoderArguments, EvaluationArguments, ImageArguments, VisionArguments
 
-    known = {option for action in _Parser(_GROUPS)._actions for option in action.option_strings}
+    parsers = _Parser(_GROUPS), _Parser([ImageArguments, EncoderArguments, EvaluationArguments, VisionArguments])
+    known = {option for parser in parsers for action in parser._actions for option in action.option_strings}
     sources = "".join(path.read_text() for path in (ROOT / "simcse_weince" / "commands").glob("*.py"))
     of_accelerate = {"--multi_gpu", "--num_processes", "--cpu"}
     for option in set(re.findall(r"(?<![\w-])--[a-z][a-z_0-9-]*", README)) - of_accelerate:
