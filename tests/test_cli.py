@@ -3,7 +3,6 @@
 import errno
 import io
 import json
-import logging
 import os
 import shutil
 import socket
@@ -18,13 +17,6 @@ import simcse_weince
 from simcse_weince.cli import main
 
 PAIRS = "sentence1\tsentence2\tscore\na red door\ta red house\t3\nthe cat\tthe dog\t1\nrain falls\tit rains\t5\n"
-
-
-@pytest.fixture(autouse=True)
-def _level_as_before():
-    level = logging.getLogger("simcse_weince").level
-    yield
-    logging.getLogger("simcse_weince").setLevel(level)
 
 
 @pytest.fixture

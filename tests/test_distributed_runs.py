@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from datasets import Dataset
@@ -259,7 +260,11 @@ def test_tr06_two_processes_are_killed_and_resumed(place):
     deadline = time.time() + 300
     while last_complete_checkpoint(place / "parts") is None and program.poll() is None and time.time() < deadline:
         time.sleep(0.01)
-    os.killpg(program.pid, signal.SIGKILL)
+    # torchrun gives its processes sessions of their own: alone, they would go on and keep the folder locked.
+    workers = psutil.Process(program.pid).children(recursive=True)
+    for process in (program, *workers):
+        process.kill()
+    psutil.wait_procs(workers)
     assert program.wait() == -signal.SIGKILL and not (place / "parts" / "run.json").exists()
     resumed = start(torchrun(*words, "--resume_from_checkpoint", "last"))
     assert (resumed.communicate(timeout=500), resumed.returncode)[1] == 0
