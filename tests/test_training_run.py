@@ -288,6 +288,7 @@ def test_tr04_a_saved_folder_that_scores_otherwise_is_an_error(place, monkeypatc
 
 
 def test_tr08_decline_is_reported(place, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="simcse_weince")
     script_scores(monkeypatch, [0.8, 0.7, 0.5])
     monkeypatch.setattr("simcse_weince.sentence.training_run._check_saved", lambda result, *rest: result)
     result = run(place)
@@ -556,6 +557,7 @@ def test_la10_a_batch_of_one_has_no_negatives(place, capfd, batch):
 
 
 def test_la10_accumulation_adds_no_negatives(place, caplog):
+    caplog.set_level("INFO", logger="simcse_weince")
     run(place, "--gradient_accumulation_steps", "2", "--max_steps", "2")
     assert "adds no negatives" in caplog.text and "negatives per anchor: 15" in caplog.text
 
