@@ -17,11 +17,14 @@ SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 
 
 @pytest.fixture(autouse=True)
-def _level_as_before() -> Iterator[None]:
-    """The command line raises the level of the package's log for the whole process."""
-    level = logging.getLogger("simcse_weince").level
+def _level_as_imported() -> Iterator[None]:
+    """The command line and the host's trainers set log levels for the whole process: every test starts from those of a fresh one."""
+    ours, root = logging.getLogger("simcse_weince"), logging.getLogger()
+    ours.setLevel(logging.NOTSET)
+    root.setLevel(logging.WARNING)
     yield
-    logging.getLogger("simcse_weince").setLevel(level)
+    ours.setLevel(logging.NOTSET)
+    root.setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")
