@@ -59,8 +59,9 @@ DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 COSINES_AT_ONCE = 1 << 24
 """Batches with more cosines than this (64 MB in float32) are worked off in chunks of anchors, and hold none of them."""
 
-COSINES_IN_CACHE = 1 << 20
-"""On a CPU smaller chunks are faster: what is done to them is done in the cache."""
+COSINES_IN_CACHE, ANCHORS_AT_ONCE = 1 << 20, 256
+"""On a CPU smaller chunks are faster: what is done to them is done in the cache. Of very many candidates few anchors
+would fill it, and every chunk reads all candidates: never fewer than so many anchors."""
 
 NEAR = 0.05
 """A negative is near the endpoint if its shortfall is below this; for the log."""
@@ -362,7 +363,8 @@ class InfoNCE(nn.Module):
 
     def _anchors_at_once(self, comparison: Comparison) -> int:
         anchors, candidates = len(comparison.positive), sum(len(block[1]) for block in comparison.blocks)
-        at_once = COSINES_IN_CACHE if comparison.positive.device.type == "cpu" else COSINES_AT_ONCE
+        on_cpu = comparison.positive.device.type == "cpu"
+        at_once = max(COSINES_IN_CACHE, ANCHORS_AT_ONCE * candidates) if on_cpu else COSINES_AT_ONCE
         return self.chunk_size or (anchors if anchors * candidates <= at_once else max(1, at_once // candidates))
 
     @torch.no_grad()

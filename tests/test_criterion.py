@@ -428,7 +428,8 @@ class TestDirections:
 
 def test_large_batches_are_chunked_by_themselves(monkeypatch):
     results = []
-    for limit in (1 << 24, 300):
+    for limit, fewest, rows_at_once in ((1 << 24, 256, 40), (300, 1, 3), (300, 16, 16)):
+        monkeypatch.setattr("simcse_weince.criterion.ANCHORS_AT_ONCE", fewest)
         monkeypatch.setattr("simcse_weince.criterion.COSINES_AT_ONCE", limit)
         monkeypatch.setattr("simcse_weince.criterion.COSINES_IN_CACHE", limit)
         embeddings = [e.requires_grad_() for e in views(40, columns=3)]
@@ -439,5 +440,6 @@ def test_large_batches_are_chunked_by_themselves(monkeypatch):
         )
         loss = criterion(*embeddings)
         results.append([loss, *torch.autograd.grad(loss, embeddings), *criterion.stats().values()])
-        assert rows[0] == (40 if limit > 300 else 3)
-    torch.testing.assert_close(*results)
+        assert rows[0] == rows_at_once
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
