@@ -153,6 +153,16 @@ def test_encode_asks_for_the_column_and_writes_no_nan(place, tiny_bert, capfd):
     assert not (place / "b.npy").exists()
 
 
+def test_evaluate_refuses_an_encoder_that_gives_nan(place, tiny_bert, capfd):
+    weights = load_file(f"{tiny_bert}/model.safetensors")
+    save_file({name: weight * float("nan") for name, weight in weights.items()}, f"{tiny_bert}/model.safetensors",
+              metadata={"format": "pt"})  # fmt: skip
+    words = ["evaluate", tiny_bert, "--pairs", place / "pairs.tsv", "--output", place / "scores.json"]
+    message = refused(capfd, *words)
+    assert f"{tiny_bert}: an embedding is not finite" in message and "--torch_dtype" in message
+    assert not (place / "scores.json").exists()
+
+
 def test_encode_writes_into_a_pipe(place, tiny_bert):
     os.mkfifo(place / "pipe")
     received = []

@@ -10,6 +10,7 @@ from simcse_weince.commands.shared_options import (
     CommandParser,
     add_encoder_options,
     at_least,
+    check_finite,
     check_output,
     load_encoder,
 )
@@ -48,7 +49,7 @@ def run(arguments: Sequence[str]) -> None:
     check_output(options.output)
 
     from simcse_weince.sentence.pairs import read_pair_files
-    from simcse_weince.sentence.sts import evaluate_model, format_table, load_suite, parse_tasks
+    from simcse_weince.sentence.sts import NOT_FINITE, evaluate_model, format_table, load_suite, parse_tasks
 
     if options.pairs:
         sets = [
@@ -60,6 +61,8 @@ def run(arguments: Sequence[str]) -> None:
         sets = load_suite(tasks, options.split or "test", options.data_dir, options.cache_dir)
     model = load_encoder(options)
     results = evaluate_model(model, sets, batch_size=options.batch_size, bootstrap=options.bootstrap, seed=options.seed)
+    # Gold scores are finite: the reader refuses others.
+    check_finite(options.model, all(task.correlations["all"].reason != NOT_FINITE for task in results.tasks))
     sys.stdout.write(format_table(results, options.protocol) + "\n")
     if options.output:
         from simcse_weince.outputs import write_text

@@ -13,6 +13,7 @@ from simcse_weince.commands.shared_options import (
     CommandParser,
     add_encoder_options,
     at_least,
+    check_finite,
     check_output,
     load_encoder,
 )
@@ -73,10 +74,7 @@ def run(arguments: Sequence[str]) -> None:
     vectors = torch.cat(
         [model.encode(chunk, show_progress_bar=False, **settings) for chunk in tqdm(chunks, "Encoding", disable=None)]
     ).float()
-    if not bool(vectors.isfinite().all()):
-        raise InputError(
-            f"{options.model}: an embedding is not finite; the weights are damaged or the dtype too narrow"
-        )
+    check_finite(options.model, bool(vectors.isfinite().all()))
     if vectors.device.type != "cuda":
         vectors = vectors.cpu()  # Apple's GPUs have no float64
     rows = {text: row for row, text in enumerate(texts)}

@@ -91,3 +91,12 @@ def load_encoder(options: argparse.Namespace) -> "SimCSEEncoder":
         trust_remote_code=options.trust_remote_code,
         device=options.device,
     )
+
+
+def check_finite(model: str, finite: bool) -> None:
+    """Refuse an encoder some of whose embeddings are not finite: its scores would mean nothing."""
+    if not finite:
+        raise InputError(
+            f"{model}: an embedding is not finite; use another model if its weights are damaged, or --torch_dtype "
+            "float32 if their type is too narrow"
+        )

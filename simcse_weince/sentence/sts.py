@@ -32,6 +32,7 @@ DEFINITIONS = (
     "pairs and sentences from the whole of STS-B",
 )
 
+NOT_FINITE = "values that are not finite"
 # Resamples of fewer pairs repeat so few values that an interval can shrink to one point.
 FEWEST_PAIRS = 10
 
@@ -68,7 +69,7 @@ def spearman_pearson(gold: Any, predicted: Any) -> Correlation:
     if len(gold) < 2:
         reason = "fewer than two pairs"
     elif not (np.isfinite(gold).all() and np.isfinite(predicted).all()):
-        reason = "values that are not finite"
+        reason = NOT_FINITE
     elif np.ptp(gold) == 0:
         reason = "constant gold"
     elif np.ptp(predicted) <= 1e-6 * np.abs(predicted).max():
