@@ -4,10 +4,7 @@ import json
 import logging
 import math
 import os
-import shutil
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +12,9 @@ from typing import Any
 import torch
 import yaml
 from datasets import Dataset
-from filelock import FileLock, Timeout
 from sentence_transformers import SentenceTransformer
 from torch import nn
-from transformers import EarlyStoppingCallback, PrinterCallback, TrainerState, set_seed
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers import EarlyStoppingCallback, set_seed
 
 from simcse_weince.errors import InputError
 from simcse_weince.losses import (
@@ -31,7 +26,16 @@ from simcse_weince.losses import (
     WeinceLoss,
     text_keys,
 )
-from simcse_weince.outputs import versions, write_text
+from simcse_weince.outputs import write_text
+from simcse_weince.run_folder import (
+    CONFIG_NAME,
+    check_same_run,
+    checkpoint_to_resume,
+    clear,
+    only_writer,
+    provenance,
+    train_or_resume,
+)
 from simcse_weince.sentence.arguments import (
     DataArguments,
     LossArguments,
@@ -50,13 +54,7 @@ from simcse_weince.sentence.encoder import (
 )
 from simcse_weince.sentence.pairs import TASKS, GradedPairs, load_sts, read_pairs
 from simcse_weince.sentence.sts import STSEvaluator, evaluate_model
-from simcse_weince.sentence.trainer import (
-    EvaluateLastStep,
-    LogCallback,
-    SimCSETrainer,
-    is_complete_checkpoint,
-    last_complete_checkpoint,
-)
+from simcse_weince.sentence.trainer import EvaluateLastStep, SimCSETrainer
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +68,10 @@ _CACHED_LOSSES = {"infonce": CachedInfoNCELoss, "weince": CachedWeinceLoss}
 _TOKEN_SAMPLE = 5000
 # A last score this far below the best one means that the run went on too long (SimCSE issue 62).
 _FALLEN = 0.02
+# Options that a checkpoint goes on with, or the result is of no run at all.
+_OF_THE_RUN = {item.name for group in (ModelArguments, LossArguments) for item in fields(group)} - {"cache_dir"} | {
+    "per_device_train_batch_size", "gradient_accumulation_steps", "max_seq_length", "seed", "max_train_samples",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
     model_arguments, data_arguments, loss_arguments, arguments = groups
     output_dir = Path(str(arguments.output_dir))
     _check_launch(arguments)
-    checkpoint = _check_output_dir(output_dir, arguments)
+    checkpoint = checkpoint_to_resume(arguments)
     dev, test = _graded_pairs(data_arguments, model_arguments.cache_dir, arguments)
     arguments.metric_for_best_model = _metric_name(arguments, dev)
     corpus = _read_corpus(data_arguments, model_arguments.cache_dir, arguments)
@@ -117,9 +119,10 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
     _check_model(model_arguments, arguments)
     options = effective_arguments(groups)
     if checkpoint is not None:
-        _check_same_run(checkpoint, options, corpus)
+        check_same_run(checkpoint, options, _OF_THE_RUN.__contains__)
+        _check_same_corpus(checkpoint, corpus)
 
-    with _only_writer(output_dir, arguments):
+    with only_writer(arguments):
         set_seed(arguments.seed)
         encoder = _build(model_arguments, arguments)
         sample = _first_texts(corpus.dataset)
@@ -129,11 +132,11 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
         trainer = _build_trainer(encoder, corpus, dev, arguments, _build_loss(encoder, loss_arguments, loss_options))
         main_process = trainer.is_world_process_zero()
         if main_process:
-            _clear(output_dir, everything=checkpoint is None)
+            clear(output_dir, everything=checkpoint is None)
             corpus.report.save(output_dir)
-            write_text(output_dir / "training_config.yaml", yaml.safe_dump(options))
+            write_text(output_dir / CONFIG_NAME, yaml.safe_dump(options))
         test_before = _spearman(encoder, test, arguments) if test and main_process else None
-        _run(trainer, checkpoint)
+        train_or_resume(trainer, checkpoint)
         if test and main_process:
             with trainer.without_autocast():  # the score that the model card shows
                 STSEvaluator(test, "sts-test" if test.name == "stsb" else "test", arguments.eval_batch_size)(encoder)
@@ -158,11 +161,7 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
             if test:
                 result = replace(result, test_after=_spearman(saved, test, arguments))
             run = {
-                "versions": versions(),
-                "seed": arguments.seed,
-                "device": str(arguments.device),
-                "processes": arguments.world_size,
-                "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else str(encoder.dtype),
+                **provenance(arguments, str(encoder.dtype)),
                 "arguments": options,
                 "corpus": corpus.report.to_dict(),
                 "tokens": tokens,
@@ -194,78 +193,13 @@ def _check_launch(arguments: SimCSEArguments) -> None:
         logger.warning("accelerate starts one process on CPUs without MPI: use `torchrun --nproc_per_node 2 ...` for 2")
 
 
-def _check_output_dir(output_dir: Path, arguments: SimCSEArguments) -> Path | None:
-    """Return the checkpoint to resume from; refuse to write over an earlier run unless told to."""
-    wish = str(arguments.resume_from_checkpoint or "no")
-    if any(place.exists() and not place.is_dir() for place in (output_dir, *output_dir.parents)):
-        raise InputError(f"{output_dir}: --output_dir is, or is below, a file; name a folder")
-    if wish.lower() in ("true", "last", "auto", "yes", "1"):
-        checkpoint = last_complete_checkpoint(output_dir)
-        if checkpoint is None:
-            logger.warning("%s holds no complete checkpoint: starting from the beginning", output_dir.name)
-        return checkpoint
-    if wish.lower() not in ("false", "no", "0"):
-        if not is_complete_checkpoint(Path(wish)):
-            raise InputError(f"{wish}: not a complete checkpoint; name one, or use --resume_from_checkpoint last")
-        return Path(wish)
-    earlier = (output_dir / "modules.json").exists() or last_complete_checkpoint(output_dir) is not None
-    if earlier and not arguments.overwrite_output_dir:
-        raise InputError(
-            f"{output_dir}: holds an earlier run; continue it with --resume_from_checkpoint last, "
-            "replace it with --overwrite_output_dir, or choose another --output_dir"
-        )
-    return None
-
-
-def _check_same_run(checkpoint: Path, options: dict[str, Any], corpus: Corpus) -> None:
-    """A checkpoint goes on with its own encoder, loss, batches and corpus, or the result is of no run at all."""
+def _check_same_corpus(checkpoint: Path, corpus: Corpus) -> None:
     try:
-        before = yaml.safe_load((checkpoint.parent / "training_config.yaml").read_text(encoding="utf-8"))
         read = json.loads((checkpoint.parent / "corpus_report.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        logger.warning("%s: nothing tells which run this is of, so nothing is compared", checkpoint.name)
+    except (OSError, ValueError):
         return
-    names = [item.name for group in (ModelArguments, LossArguments) for item in fields(group)]
-    names += [
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "max_seq_length",
-        "seed",
-        "max_train_samples",
-    ]
-    for name in sorted(set(names) - {"cache_dir"}):
-        if before.get(name) != options.get(name):
-            raise InputError(
-                f"{checkpoint}: was written with --{name} {before.get(name, 'by default')}, not "
-                f"{options.get(name, 'by default')}; resume with the same, or start in another --output_dir"
-            )
     if [file["sha256"] for file in read["files"]] != [file.sha256 for file in corpus.report.files]:
         raise InputError(f"{checkpoint}: was written while training on other sentences; resume with the same corpus")
-
-
-def _clear(output_dir: Path, everything: bool) -> None:
-    """Remove what a killed run left half-written and, at a new start, the checkpoints of the run that it replaces."""
-    leftovers = [*output_dir.glob(".saving-*"), *output_dir.glob("checkpoint-*/.saving-*")]
-    for folder in leftovers + ([*output_dir.glob("checkpoint-*")] if everything else []):
-        shutil.rmtree(folder)
-
-
-@contextmanager
-def _only_writer(output_dir: Path, arguments: SimCSEArguments) -> Iterator[None]:
-    """Keep a second run out of the folder; the lock is the system's, so a killed run leaves none."""
-    if arguments.process_index:
-        yield
-        return
-    output_dir.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(output_dir / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise InputError(f"{output_dir}: another run is writing there; choose another --output_dir") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _graded_pairs(
@@ -462,7 +396,7 @@ def _build_trainer(
     if arguments.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold))
     try:
-        trainer = SimCSETrainer(
+        return SimCSETrainer(
             model=encoder,
             args=arguments,
             train_dataset=corpus.dataset,
@@ -473,41 +407,6 @@ def _build_trainer(
     except (ValueError, ImportError, RuntimeError, OSError) as error:
         # What the host finds out only now: an unknown tracker, a missing package, a hub that cannot be reached.
         raise InputError(" ".join(str(error).split())) from error
-    if arguments.disable_tqdm:
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(LogCallback())
-    return trainer
-
-
-def _run(trainer: SimCSETrainer, checkpoint: Path | None) -> None:
-    """Train, or go on from a checkpoint, and leave the encoder that is to be saved in the trainer."""
-    if checkpoint is None:
-        trainer.save_metrics("train", trainer.train().metrics)
-    else:
-        logger.info("resuming from %s", checkpoint.name)
-        trainer.args.eval_on_start = False
-        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        if state.global_step < _planned_steps(trainer):
-            trainer.save_metrics("train", trainer.train(resume_from_checkpoint=str(checkpoint)).metrics)
-        else:
-            # Stopped after its last step, perhaps before it was saved: another step would make it another run.
-            logger.info("%s is the end of the run: nothing is left to train", checkpoint.name)
-            trainer.state = state
-            best = checkpoint.parent / Path(state.best_model_checkpoint or checkpoint.name).name
-            trainer._load_from_checkpoint(str(best if trainer.args.load_best_model_at_end else checkpoint))
-    if trainer.state.best_model_checkpoint is not None:
-        trainer.state.best_model_checkpoint = Path(trainer.state.best_model_checkpoint).name
-    if not all(torch.isfinite(weight).all() for weight in trainer.model.parameters()):
-        raise InputError("the training diverged: weights are not finite, and are not saved; lower --learning_rate")
-
-
-def _planned_steps(trainer: SimCSETrainer) -> float:
-    """Steps of the whole run, as the host counts them."""
-    arguments = trainer.args
-    if arguments.max_steps > 0:
-        return arguments.max_steps
-    steps_of_epoch = math.ceil(len(trainer.get_train_dataloader()) / arguments.gradient_accumulation_steps)
-    return math.ceil(arguments.num_train_epochs * max(steps_of_epoch, 1))
 
 
 # ---- after the last step ----

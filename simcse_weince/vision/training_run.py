@@ -8,12 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from transformers import PrinterCallback, set_seed
+from transformers import set_seed
 
 from simcse_weince.errors import InputError
-from simcse_weince.outputs import replacing, versions, write_text
-from simcse_weince.sentence.trainer import LogCallback
-from simcse_weince.sentence.training_run import _check_output_dir, _clear, _only_writer, _run
+from simcse_weince.outputs import replacing, write_text
+from simcse_weince.run_folder import (
+    CONFIG_NAME,
+    check_same_run,
+    checkpoint_to_resume,
+    clear,
+    only_writer,
+    provenance,
+    train_or_resume,
+)
 from simcse_weince.vision.arguments import ImageArguments, VisionGroups
 from simcse_weince.vision.backbones import VisionEncoder, build_backbone
 from simcse_weince.vision.datasets import ImageSet, load_images
@@ -21,7 +28,6 @@ from simcse_weince.vision.probe import Labelled, ProbeOptions, extract_features,
 from simcse_weince.vision.trainer import VisionTrainer
 from simcse_weince.vision.views import TwoViews
 
-_CONFIG = "training_config.yaml"
 # What may differ when a checkpoint goes on; another encoder, loss, batch or image would make it no run at all.
 _FREE = ("images", "num_train_epochs", "max_steps", "logging", "eval", "save", "report", "dataloader_num", "disable",
          "probe", "knn", "linear_validation", "bank", "test", "ddp", "use_cpu")  # fmt: skip
@@ -43,11 +49,9 @@ def train(groups: VisionGroups) -> dict[str, Any]:
     """
     arguments, chosen = groups.training, groups.chosen
     output_dir = Path(str(arguments.output_dir))
-    checkpoint = _check_output_dir(output_dir, arguments)  # type: ignore[arg-type]
+    checkpoint = checkpoint_to_resume(arguments)
     if checkpoint is not None:
-        _check_same_run(checkpoint, chosen)
-    elif (output_dir / "run.json").exists() and not arguments.overwrite_output_dir:
-        raise InputError(f"{output_dir}: holds an earlier run; use --overwrite_output_dir or another --output_dir")
+        check_same_run(checkpoint, chosen, lambda name: not name.startswith(_FREE))
     criterion, view_options = groups.loss.criterion(), groups.images.view_options()
     with arguments.main_process_first(desc="reading the images"):
         bank, test = load_labelled(groups.images)
@@ -60,7 +64,7 @@ def train(groups: VisionGroups) -> dict[str, Any]:
             f"{groups.images.images}: {len(images.images)} images are fewer than a batch of {needed}; lower "
             "--per_device_train_batch_size"
         )
-    with _only_writer(output_dir, arguments):  # type: ignore[arg-type]
+    with only_writer(arguments):
         set_seed(arguments.seed)
         size = groups.images.image_size or images.images.shape[-1]
         try:
@@ -73,24 +77,17 @@ def train(groups: VisionGroups) -> dict[str, Any]:
         except (ValueError, ImportError, RuntimeError) as error:
             # What is found out only now: a width of a loaded encoder, an unknown tracker, a missing package.
             raise InputError(" ".join(str(error).split())) from error
-        if arguments.disable_tqdm:
-            trainer.remove_callback(PrinterCallback)
-            trainer.add_callback(LogCallback())
         if trainer.is_world_process_zero():
-            _clear(output_dir, everything=checkpoint is None)
-            write_text(output_dir / _CONFIG, yaml.safe_dump(chosen))
-        _run(trainer, checkpoint)  # type: ignore[arg-type]
+            clear(output_dir, everything=checkpoint is None)
+            write_text(output_dir / CONFIG_NAME, yaml.safe_dump(chosen))
+        train_or_resume(trainer, checkpoint)
         trainer.save_model()
         trainer.save_state()
         if not trainer.is_world_process_zero():
             return {}
         parts = {"train": images, "bank": bank, "test": test}
         record = {
-            "versions": versions(),
-            "seed": arguments.seed,
-            "device": str(arguments.device),
-            "processes": arguments.world_size,
-            "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "float32",
+            **provenance(arguments, "float32"),
             "arguments": chosen,
             "images": {role: _provenance(part) for role, part in parts.items()},
             "negatives_per_anchor": criterion.most_negatives,
@@ -144,17 +141,6 @@ def score(
 
 def _load(images: ImageArguments, split: str) -> ImageSet:
     return load_images(str(images.images), split, image_size=images.image_size, cache_dir=images.cache_dir)
-
-
-def _check_same_run(checkpoint: Path, chosen: dict[str, Any]) -> None:
-    path = checkpoint.parent / _CONFIG
-    before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else chosen
-    for name in sorted(before.keys() | chosen.keys()):
-        if before.get(name) != chosen.get(name) and not name.startswith(_FREE):
-            raise InputError(
-                f"{checkpoint}: was written with --{name} {before.get(name, 'by default')}, not "
-                f"{chosen.get(name, 'by default')}; resume with the same, or start in another --output_dir"
-            )
 
 
 def _provenance(images: ImageSet) -> dict[str, Any]:

@@ -1,0 +1,154 @@
+"""The folder of a training run, of sentences or of images: who may write there, and how an earlier run goes on."""
+
+import logging
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from filelock import FileLock, Timeout
+from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+
+from simcse_weince.errors import InputError
+from simcse_weince.outputs import versions
+from simcse_weince.sentence.trainer import LogCallback, is_complete_checkpoint, last_complete_checkpoint
+
+logger = logging.getLogger(__name__)
+
+# The options of the run, as ``--config`` takes them.
+CONFIG_NAME = "training_config.yaml"
+
+
+def checkpoint_to_resume(arguments: Any) -> Path | None:
+    """The checkpoint that ``resume_from_checkpoint`` names: a folder, or "last" for the newest complete one; or None.
+
+    Raises:
+        InputError: There is none; or a new run would write over an earlier one without ``overwrite_output_dir``.
+    """
+    output_dir, wish = Path(arguments.output_dir), str(arguments.resume_from_checkpoint or "no")
+    if any(place.exists() and not place.is_dir() for place in (output_dir, *output_dir.parents)):
+        raise InputError(f"{output_dir}: --output_dir is, or is below, a file; name a folder")
+    if wish.lower() in ("true", "last", "auto", "yes", "1"):
+        checkpoint = last_complete_checkpoint(output_dir)
+        if checkpoint is None:
+            logger.warning("%s holds no complete checkpoint: starting from the beginning", output_dir.name)
+        return checkpoint
+    if wish.lower() not in ("false", "no", "0"):
+        if not is_complete_checkpoint(Path(wish)):
+            raise InputError(f"{wish}: not a complete checkpoint; name one, or use --resume_from_checkpoint last")
+        return Path(wish)
+    earlier = any((output_dir / name).exists() for name in ("modules.json", "run.json"))
+    if (earlier or last_complete_checkpoint(output_dir)) and not arguments.overwrite_output_dir:
+        raise InputError(
+            f"{output_dir}: holds an earlier run; continue it with --resume_from_checkpoint last, "
+            "replace it with --overwrite_output_dir, or choose another --output_dir"
+        )
+    return None
+
+
+def check_same_run(checkpoint: Path, chosen: Mapping[str, Any], belongs: Callable[[str], bool]) -> None:
+    """A checkpoint goes on with its own encoder, loss and batches, or the result is of no run at all.
+
+    Args:
+        checkpoint: Folder of the checkpoint, beside the configuration of its run.
+        chosen: The options of the run that is to go on, less those at their defaults.
+        belongs: Tells the options that must not change.
+
+    Raises:
+        InputError: Such an option has changed.
+    """
+    try:
+        before = yaml.safe_load((checkpoint.parent / CONFIG_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        logger.warning("%s: nothing tells which run this is of, so nothing is compared", checkpoint.name)
+        return
+    for name in sorted(filter(belongs, before.keys() | chosen.keys())):
+        if before.get(name) != chosen.get(name):
+            raise InputError(
+                f"{checkpoint}: was written with --{name} {before.get(name, 'by default')}, not "
+                f"{chosen.get(name, 'by default')}; resume with the same, or start in another --output_dir"
+            )
+
+
+@contextmanager
+def only_writer(arguments: TrainingArguments) -> Iterator[None]:
+    """Keep a second run out of ``output_dir``; the lock is the system's, so a killed run leaves none.
+
+    Raises:
+        InputError: Another run is writing there.
+    """
+    if arguments.process_index:
+        yield
+        return
+    output_dir = Path(str(arguments.output_dir))
+    output_dir.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(output_dir / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(f"{output_dir}: another run is writing there; choose another --output_dir") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def clear(output_dir: Path, *, everything: bool) -> None:
+    """Remove what a killed run left half-written and, at a new start, the checkpoints of the run that it replaces."""
+    leftovers = [*output_dir.glob(".saving-*"), *output_dir.glob("checkpoint-*/.saving-*")]
+    for folder in leftovers + ([*output_dir.glob("checkpoint-*")] if everything else []):
+        shutil.rmtree(folder)
+
+
+def train_or_resume(trainer: Trainer, checkpoint: Path | None) -> None:
+    """Train, or go on from a checkpoint, and leave the encoder that is to be saved in the trainer.
+
+    Raises:
+        InputError: The training diverged.
+    """
+    if trainer.args.disable_tqdm:
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(LogCallback())
+    if checkpoint is None:
+        trainer.save_metrics("train", trainer.train().metrics)
+    else:
+        logger.info("resuming from %s", checkpoint.name)
+        trainer.args.eval_on_start = False
+        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        if state.global_step < _planned_steps(trainer):
+            trainer.save_metrics("train", trainer.train(resume_from_checkpoint=str(checkpoint)).metrics)
+        else:
+            # Stopped after its last step, perhaps before it was saved: another step would make it another run.
+            logger.info("%s is the end of the run: nothing is left to train", checkpoint.name)
+            trainer.state = state
+            best = checkpoint.parent / Path(state.best_model_checkpoint or checkpoint.name).name
+            trainer._load_from_checkpoint(str(best if trainer.args.load_best_model_at_end else checkpoint))
+    if trainer.state.best_model_checkpoint is not None:
+        trainer.state.best_model_checkpoint = Path(trainer.state.best_model_checkpoint).name
+    if not all(torch.isfinite(weight).all() for weight in trainer.model.parameters()):
+        raise InputError("the training diverged: weights are not finite, and are not saved; lower --learning_rate")
+
+
+def _planned_steps(trainer: Trainer) -> float:
+    """Steps of the whole run, as the host counts them."""
+    arguments = trainer.args
+    if arguments.max_steps > 0:
+        return arguments.max_steps
+    steps_of_epoch = math.ceil(len(trainer.get_train_dataloader()) / arguments.gradient_accumulation_steps)
+    return math.ceil(arguments.num_train_epochs * max(steps_of_epoch, 1))
+
+
+def provenance(arguments: TrainingArguments, weights: str) -> dict[str, Any]:
+    """With what a run was made; ``weights`` is the precision of its steps where no other was asked for."""
+    return {
+        "versions": versions(),
+        "seed": arguments.seed,
+        "device": str(arguments.device),
+        "processes": arguments.world_size,
+        "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else weights,
+    }
