@@ -4,9 +4,10 @@ import importlib.metadata
 import os
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import simcse_weince
 
@@ -52,6 +53,15 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file in UTF-8, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def shareable(value: Any) -> Any:
+    """A copy in which absolute paths are cut to their names."""
+    if isinstance(value, Mapping):
+        return {name: shareable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [shareable(item) for item in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def versions() -> dict[str, str]:

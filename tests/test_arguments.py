@@ -15,7 +15,6 @@ from simcse_weince.sentence.arguments import (
     LossArguments,
     ModelArguments,
     SimCSEArguments,
-    effective_arguments,
     parse_training_arguments,
 )
 
@@ -32,7 +31,7 @@ def write(path: Path, text: str) -> str:
 
 
 def test_defaults_are_those_of_unsupervised_simcse():
-    _, _, loss, training = parse()
+    _, _, loss, training, _ = parse()
     assert (training.per_device_train_batch_size, training.learning_rate, training.num_train_epochs) == (64, 3e-5, 1)
     assert (training.max_seq_length, training.eval_steps, training.save_steps) == (32, 125, 125)
     assert (loss.loss, loss.temperature, loss.mask_duplicates) == ("weince", 0.05, True)
@@ -41,7 +40,7 @@ def test_defaults_are_those_of_unsupervised_simcse():
 
 def test_the_command_line_wins_over_the_file(tmp_path):
     config = write(tmp_path / "run.yaml", "learning_rate: 1e-6\nweight_decay: 1e-6\nloss: infonce\nbf16: true\n")
-    _, _, loss, training = parse("--config", config, "--learning_rate", "2e-5")
+    _, _, loss, training, _ = parse("--config", config, "--learning_rate", "2e-5")
     assert training.learning_rate == 2e-5
     assert training.weight_decay == 1e-6 and isinstance(training.weight_decay, float)
     assert loss.loss == "infonce" and training.bf16 is True
@@ -57,21 +56,21 @@ def test_a_file_may_be_the_only_argument(tmp_path):
     "recipe", sorted(Path(__file__).parents[1].glob("scripts/configs/unsup_*.yaml")), ids=lambda p: p.stem
 )
 def test_shipped_recipes_parse(recipe):
-    model, data, loss, training = parse_training_arguments(["--config", str(recipe)])
+    model, data, loss, training, _ = parse_training_arguments(["--config", str(recipe)])
     assert model.mlp_only_train and model.pooler_type == "cls" and loss.loss == "weince"
     assert data.dataset_name and training.max_seq_length == 32 and training.eval_steps == 125
 
 
 def test_the_published_bert_base_recipe():
     recipe = Path(__file__).parents[1] / "scripts/configs/unsup_bert_base.yaml"
-    model, _, loss, training = parse_training_arguments([str(recipe)])
+    model, _, loss, training, _ = parse_training_arguments([str(recipe)])
     assert model.model_name_or_path == "bert-base-uncased"
     assert (training.per_device_train_batch_size, training.learning_rate, loss.temperature) == (64, 3e-5, 0.05)
 
 
 def test_simcse_command_line_runs_unchanged(caplog):
     """The flags of SimCSE's run_unsup_example.sh, with a note for each that was renamed."""
-    model, data, loss, training = parse_training_arguments(
+    model, data, loss, training, _ = parse_training_arguments(
         "--model_name_or_path bert-base-uncased --train_file data/wiki1m_for_simcse.txt "
         "--output_dir result/my-unsup-simcse-bert-base-uncased --num_train_epochs 1 --per_device_train_batch_size 64 "
         "--learning_rate 3e-5 --max_seq_length 32 --evaluation_strategy steps --metric_for_best_model stsb_spearman "
@@ -108,7 +107,7 @@ def test_pk02_yaml_scientific_notation(case_inputs, tmp_path):
     with pytest.raises(InputError, match=r"config_sci_notation.yaml line 4: unknown key epochs; did you mean --num_"):
         parse("--config", str(source))
     text = source.read_text().replace("epochs", "num_train_epochs").replace("use_duplicate_mask", "mask_duplicates")
-    _, _, loss, training = parse("--config", write(tmp_path / "renamed.yaml", text))
+    _, _, loss, training, _ = parse("--config", write(tmp_path / "renamed.yaml", text))
     assert (training.learning_rate, training.weight_decay, loss.temperature) == (3e-5, 1e-6, 0.05)
     assert training.num_train_epochs == 2 and training.seed == 42 and loss.mask_duplicates is False
 
@@ -155,16 +154,17 @@ def test_what_is_needed_is_named(missing):
 
 def test_the_saved_configuration_is_the_run_again(tmp_path):
     first = parse("--loss", "infonce", "--weight_decay", "1e-6", "--text_column", "a", "b", "--gate", "0.3", "--bf16")
-    saved = effective_arguments(first)
-    again = parse_training_arguments(["--config", write(tmp_path / "c.yaml", yaml.safe_dump(saved))])
+    saved = first.chosen
+    config = write(tmp_path / "c.yaml", yaml.safe_dump(saved))
+    again = parse_training_arguments(["--config", config, "--output_dir", "elsewhere"])
     assert [vars(group) for group in again[:3]] == [vars(group) for group in first[:3]]
-    assert effective_arguments(again) == saved
+    assert again.chosen == saved
     assert saved["weight_decay"] == 1e-6 and saved["text_column"] == ["a", "b"]
 
 
 def test_the_saved_configuration_has_no_absolute_path_and_no_token(tmp_path):
     groups = parse("--train_file", str(tmp_path / "text.txt"), "--hub_token", "hf_secret")
-    saved = str(effective_arguments(groups))
+    saved = str(groups.chosen)
     assert str(tmp_path) not in saved and "text.txt" in saved and "hf_secret" not in saved
 
 

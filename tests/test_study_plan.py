@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from simcse_weince.errors import InputError
+from simcse_weince.outputs import shareable
 from simcse_weince.sentence.arguments import parse_training_arguments
-from simcse_weince.study.plan import PRESETS, lookup, read_study, shareable
+from simcse_weince.study.plan import PRESETS, lookup, read_study
 
 STUDY = {
     "output_dir": "runs/study",
@@ -141,8 +142,8 @@ def test_every_preset_is_a_command_line_of_the_trainer(tmp_path):
         groups = parse_training_arguments(
             ["--model_name_or_path", "m", "--train_file", "t", "--output_dir", str(tmp_path), "--use_cpu", *flags]
         )
-        assert groups[2].loss == options["loss"], arm
-        assert groups[2].criterion_options()["temperature"] == 0.05
+        assert groups.loss.loss == options["loss"], arm
+        assert groups.loss.criterion_options()["temperature"] == 0.05
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "scripts" / "studies").glob("*.yaml")), ids=str)

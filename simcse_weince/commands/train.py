@@ -16,7 +16,7 @@ def run(arguments: Sequence[str]) -> None:
     from simcse_weince.sentence.training_run import train as run_training
 
     result = run_training(groups)
-    training = groups[-1]
+    training = groups.training
     if training.process_index == 0:
         sys.stdout.write(_training_summary(result, str(training.output_dir)) + "\n")
 

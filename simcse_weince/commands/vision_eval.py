@@ -17,7 +17,8 @@ def run(arguments: Sequence[str]) -> None:
     """
     import yaml
 
-    from simcse_weince.vision.arguments import EvaluationArguments, ImageArguments, parse_groups
+    from simcse_weince.configuration import parse_groups
+    from simcse_weince.vision.arguments import EvaluationArguments, ImageArguments
     from simcse_weince.vision.probe import ProbeOptions
 
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):

@@ -1,119 +1,94 @@
 """Dataclasses that are the flags, the YAML keys and the saved configuration of a training run, all at once."""
 
-import difflib
-import json
 import logging
 import math
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any, Literal, NoReturn
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
 
 import torch
-import yaml
 from sentence_transformers import SentenceTransformerTrainingArguments
-from transformers import HfArgumentParser
 from transformers.training_args import ParallelMode
 
+from simcse_weince.configuration import option, parse_groups
 from simcse_weince.errors import InputError
 
 logger = logging.getLogger(__name__)
-
-# Flags of SimCSE's published commands and of older transformers: new name, or None for one without any effect today.
-_RENAMED: dict[str, str | None] = {
-    "evaluation_strategy": "eval_strategy",
-    "temp": "temperature",
-    "no_cuda": "use_cpu",
-    "dropout_prob": "dropout",
-    "logging_dir": None,
-    "save_safetensors": None,
-}
-
-
-_OF_ONE_START = ("overwrite_output_dir", "resume_from_checkpoint")
-
-
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
 
 
 @dataclass
 class ModelArguments:
     """The encoder to start from."""
 
-    model_name_or_path: str | None = _option(None, "Hugging Face id or folder of the encoder to start from")
-    pooler_type: Literal["cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last"] | None = _option(
+    model_name_or_path: str | None = option(None, "Hugging Face id or folder of the encoder to start from")
+    pooler_type: Literal["cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last"] | None = option(
         None, "How token vectors become a sentence vector; default: as the model stores it, else cls_before_pooler"
     )
-    mlp_only_train: bool = _option(False, "The MLP of --pooler_type cls acts in training only and is not saved")
-    dropout: float | None = _option(None, "Dropout probability set throughout the backbone; default: the model's own")
-    tokenizer_name: str | None = _option(None, "Another tokenizer than the model's own")
-    torch_dtype: str | None = _option(None, "Type of the weights (float32, bfloat16); default: as stored")
-    attn_implementation: str | None = _option(None, "sdpa, eager or flash_attention_2; default: transformers' choice")
-    cache_dir: str | None = _option(None, "Where downloads and read corpora are kept; default: the Hugging Face cache")
-    model_revision: str | None = _option(None, "Branch, tag or commit on the hub")
-    trust_remote_code: bool = _option(False, "Allow model code from the hub to run")
+    mlp_only_train: bool = option(False, "The MLP of --pooler_type cls acts in training only and is not saved")
+    dropout: float | None = option(None, "Dropout probability set throughout the backbone; default: the model's own")
+    tokenizer_name: str | None = option(None, "Another tokenizer than the model's own")
+    torch_dtype: str | None = option(None, "Type of the weights (float32, bfloat16); default: as stored")
+    attn_implementation: str | None = option(None, "sdpa, eager or flash_attention_2; default: transformers' choice")
+    cache_dir: str | None = option(None, "Where downloads and read corpora are kept; default: the Hugging Face cache")
+    model_revision: str | None = option(None, "Branch, tag or commit on the hub")
+    trust_remote_code: bool = option(False, "Allow model code from the hub to run")
 
 
 @dataclass
 class DataArguments:
     """The sentences to train on and the graded pairs to measure with."""
 
-    train_file: list[str] | None = field(
-        default=None,
-        metadata={"help": "Sentences: .txt .csv .tsv .jsonl .parquet (also .gz), a folder of these, a Wikipedia dump"},
+    train_file: list[str] | None = option(
+        None, "Sentences: .txt .csv .tsv .jsonl .parquet (also .gz), a folder of these, a Wikipedia dump"
     )
-    dataset_name: str | None = _option(None, "Hugging Face data set id to train on, instead of --train_file")
-    dataset_config_name: str | None = _option(None, "Configuration of --dataset_name")
-    dataset_split: str = _option("train", "Split of --dataset_name")
-    text_column: list[str] | None = field(
-        default=None,
-        metadata={"help": "Column of the sentences; several: anchor, positive, hard negatives, in this order"},
+    dataset_name: str | None = option(None, "Hugging Face data set id to train on, instead of --train_file")
+    dataset_config_name: str | None = option(None, "Configuration of --dataset_name")
+    dataset_split: str = option("train", "Split of --dataset_name")
+    text_column: list[str] | None = option(
+        None, "Column of the sentences; several: anchor, positive, hard negatives, in this order"
     )
-    encoding: str = _option("utf-8", "Encoding of the text files")
-    max_train_samples: int | None = _option(None, "Train on the first so many sentences")
-    dedupe: bool = _option(False, "Drop exact repetitions of a sentence")
-    skip_bad: bool = _option(False, "Drop unusable rows of tables and count them, instead of refusing the file")
-    streaming: bool = _option(False, "Read while training instead of before (needs --max_steps)")
-    corpus_cache: bool = _option(True, "Keep the read corpus on disk, found again by its content")
-    data_dir: str | None = _option(None, "Folder with STS data in either layout; default: the hub")
-    eval_file: str | None = _option(None, "Graded pairs to select the best checkpoint with, instead of STS-B dev")
-    test_file: str | None = _option(None, "Graded pairs for the score before and after, instead of STS-B test")
+    encoding: str = option("utf-8", "Encoding of the text files")
+    max_train_samples: int | None = option(None, "Train on the first so many sentences")
+    dedupe: bool = option(False, "Drop exact repetitions of a sentence")
+    skip_bad: bool = option(False, "Drop unusable rows of tables and count them, instead of refusing the file")
+    streaming: bool = option(False, "Read while training instead of before (needs --max_steps)")
+    corpus_cache: bool = option(True, "Keep the read corpus on disk, found again by its content")
+    data_dir: str | None = option(None, "Folder with STS data in either layout; default: the hub")
+    eval_file: str | None = option(None, "Graded pairs to select the best checkpoint with, instead of STS-B dev")
+    test_file: str | None = option(None, "Graded pairs for the score before and after, instead of STS-B test")
 
 
 @dataclass
 class TailArguments:
     """How the blend of a text or an image run is estimated; names and defaults are those of `simcse_weince.Weince`."""
 
-    gate: str = _option("both", "Blend weight: both, hardness, evidence, or a fixed number in [0, 1]")
-    evidence: Literal["regression", "likelihood"] = _option("regression", "How Weibull and Gumbel tails are compared")
-    tail_fraction: float = _option(0.10, "Share of the negatives that make the tail")
-    min_tail_size: int = _option(32, "Smallest number of negatives in the tail")
-    pivot: float | None = _option(None, "Absolute shortfall at which the hardness gate is half open; default: quantile")
-    pivot_quantile: float = _option(0.2, "Quantile of the hardness over the batch that sets the pivot")
-    hardness_sharpness: float = _option(10.0, "Slope of the hardness gate")
-    evidence_sharpness: float = _option(1.0, "Slope of the evidence gate")
-    evidence_margin: float = _option(2.0, "Evidence at which its gate is half open")
+    gate: str = option("both", "Blend weight: both, hardness, evidence, or a fixed number in [0, 1]")
+    evidence: Literal["regression", "likelihood"] = option("regression", "How Weibull and Gumbel tails are compared")
+    tail_fraction: float = option(0.10, "Share of the negatives that make the tail")
+    min_tail_size: int = option(32, "Smallest number of negatives in the tail")
+    pivot: float | None = option(None, "Absolute shortfall at which the hardness gate is half open; default: quantile")
+    pivot_quantile: float = option(0.2, "Quantile of the hardness over the batch that sets the pivot")
+    hardness_sharpness: float = option(10.0, "Slope of the hardness gate")
+    evidence_sharpness: float = option(1.0, "Slope of the evidence gate")
+    evidence_margin: float = option(2.0, "Evidence at which its gate is half open")
 
 
 @dataclass
 class LossArguments(TailArguments):
     """The criterion; names and defaults are those of `simcse_weince.Weince`."""
 
-    loss: Literal["weince", "infonce", "released", "mnrl-hardness"] = _option(
+    loss: Literal["weince", "infonce", "released", "mnrl-hardness"] = option(
         "weince", "Criterion; released: that of the authors' script, mnrl-hardness: sentence-transformers' own"
     )
-    temperature: float = _option(0.05, "Divides the cosines of the softmax part")
-    shape: str = _option("anchor", "Tail shape: anchor, shrunk, or a fixed number")
-    floor: float = _option(1e-4, "Added to the shortfall before its logarithm")
-    hardness_strength: float = _option(9.0, "Weight of the negatives' cosines in mnrl-hardness")
-    mask_duplicates: bool = _option(True, "Equal token ids after truncation are not each other's negatives")
-    gather_across_devices: bool = _option(True, "Compare with the candidates of all processes, not only one's own")
-    mini_batch_size: int | None = _option(
-        None, "Embed so many rows at a time (GradCache): large batches, little memory"
-    )
+    temperature: float = option(0.05, "Divides the cosines of the softmax part")
+    shape: str = option("anchor", "Tail shape: anchor, shrunk, or a fixed number")
+    floor: float = option(1e-4, "Added to the shortfall before its logarithm")
+    hardness_strength: float = option(9.0, "Weight of the negatives' cosines in mnrl-hardness")
+    mask_duplicates: bool = option(True, "Equal token ids after truncation are not each other's negatives")
+    gather_across_devices: bool = option(True, "Compare with the candidates of all processes, not only one's own")
+    mini_batch_size: int | None = option(None, "Embed so many rows at a time (GradCache): large batches, little memory")
 
     def criterion_options(self) -> dict[str, Any]:
         """Options of the chosen criterion, fixed numbers converted; InputError for one that belongs to another."""
@@ -144,25 +119,25 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
     would see too few negatives.
     """
 
-    output_dir: str | None = _option(None, "Folder of the trained encoder, its checkpoints and its reports")
-    max_seq_length: int = _option(32, "Training sentences are cut to so many tokens; evaluation uses the model's limit")
-    pad_to_max_length: bool = _option(False, "Pad every batch to --max_seq_length (for compiled graphs)")
-    per_device_train_batch_size: int = _option(64, "Sentences of a batch on each device")
-    per_device_eval_batch_size: int = _option(128, "Sentences of a batch in evaluation")
-    learning_rate: float = _option(3e-5, "Peak learning rate")
-    num_train_epochs: float = _option(1.0, "Passes over the corpus")
-    eval_strategy: str = _option("steps", "When to evaluate: steps, epoch or no")
-    eval_steps: float | None = _option(125, "Steps between evaluations")
-    eval_on_start: bool = _option(True, "Evaluate before step 0")
-    save_steps: float = _option(0, "Steps between checkpoints; 0: those between evaluations")
-    save_total_limit: int | None = _option(2, "Checkpoints to keep beside the best one")
-    load_best_model_at_end: bool = _option(True, "Save the checkpoint with the best --metric_for_best_model")
-    metric_for_best_model: str | None = _option("stsb_spearman", "Score that chooses the best checkpoint")
-    logging_steps: float = _option(25, "Steps between log lines")
-    logging_nan_inf_filter: bool = _option(False, "Hide a loss that is not finite, which else ends the training")
-    overwrite_output_dir: bool = _option(False, "Allow an --output_dir that already holds a run")
-    early_stopping_patience: int | None = _option(None, "Stop after so many evaluations without a better score")
-    early_stopping_threshold: float = _option(0.0, "Smallest improvement that counts for early stopping")
+    output_dir: str | None = option(None, "Folder of the trained encoder, its checkpoints and its reports")
+    max_seq_length: int = option(32, "Training sentences are cut to so many tokens; evaluation uses the model's limit")
+    pad_to_max_length: bool = option(False, "Pad every batch to --max_seq_length (for compiled graphs)")
+    per_device_train_batch_size: int = option(64, "Sentences of a batch on each device")
+    per_device_eval_batch_size: int = option(128, "Sentences of a batch in evaluation")
+    learning_rate: float = option(3e-5, "Peak learning rate")
+    num_train_epochs: float = option(1.0, "Passes over the corpus")
+    eval_strategy: str = option("steps", "When to evaluate: steps, epoch or no")
+    eval_steps: float | None = option(125, "Steps between evaluations")
+    eval_on_start: bool = option(True, "Evaluate before step 0")
+    save_steps: float = option(0, "Steps between checkpoints; 0: those between evaluations")
+    save_total_limit: int | None = option(2, "Checkpoints to keep beside the best one")
+    load_best_model_at_end: bool = option(True, "Save the checkpoint with the best --metric_for_best_model")
+    metric_for_best_model: str | None = option("stsb_spearman", "Score that chooses the best checkpoint")
+    logging_steps: float = option(25, "Steps between log lines")
+    logging_nan_inf_filter: bool = option(False, "Hide a loss that is not finite, which else ends the training")
+    overwrite_output_dir: bool = option(False, "Allow an --output_dir that already holds a run")
+    early_stopping_patience: int | None = option(None, "Stop after so many evaluations without a better score")
+    early_stopping_threshold: float = option(0.0, "Smallest improvement that counts for early stopping")
 
     def __post_init__(self) -> None:
         """Fill what depends on other arguments or on this machine."""
@@ -207,55 +182,23 @@ def has_fast_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-TrainingArgumentGroups = tuple[ModelArguments, DataArguments, LossArguments, SimCSEArguments]
-_GROUPS: list[Any] = [ModelArguments, DataArguments, LossArguments, SimCSEArguments]
+class TrainingGroups(NamedTuple):
+    """The options of a training run, and in ``chosen`` those that are not at their defaults."""
+
+    model: ModelArguments
+    data: DataArguments
+    loss: LossArguments
+    training: SimCSEArguments
+    chosen: dict[str, Any]
 
 
-class _Parser(HfArgumentParser):
-    """HfArgumentParser whose errors are one sentence, and whose help does not begin with a page of usage."""
-
-    def __init__(self, groups: list[Any], prog: str | None = None) -> None:
-        usage = "%(prog)s [FILE.yaml] --model_name_or_path MODEL --train_file FILE --output_dir DIR [options]"
-        super().__init__(groups, prog=prog, usage=usage, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message.replace("argument --", "--", 1))
-
-
-def parse_training_arguments(arguments: Sequence[str], prog: str | None = None) -> TrainingArgumentGroups:
-    """Parse a command line, with defaults from ``--config FILE`` (YAML or JSON) where it names one.
-
-    The command line wins over the file. A file may also be the first argument, without ``--config``. Values of both go
-    through the same conversion, so that ``1e-6`` is a float and ``false`` is false in either place.
-
-    Args:
-        arguments: The command line without the program's name.
-        prog: The program's name in the help text.
-
-    Raises:
-        InputError: An unknown or unconvertible option; names file, line and key.
-    """
-    parser = _Parser(_GROUPS, prog)
-    parser.add_argument("--config", help="YAML or JSON file with any of these options; the command line wins")
-    arguments = list(arguments)
-    if arguments and not arguments[0].startswith("-") and arguments[0].endswith((".yaml", ".yml", ".json")):
-        arguments = ["--config", *arguments]
-    arguments = _renamed_flags(arguments)
-    config = parser.parse_known_args(arguments)[0].config
-    tokens = ([] if config is None else _config_tokens(parser, Path(config))) + arguments
-    try:
-        *groups, _, unknown = parser.parse_args_into_dataclasses(
-            tokens, look_for_args_file=False, return_remaining_strings=True
-        )
-    except InputError:
-        raise
-    except (ValueError, ImportError) as error:
-        # What transformers refuses when it builds its arguments, such as save_steps that do not fit eval_steps.
-        raise InputError(" ".join(str(error).split())) from error
-    if unknown:
-        raise InputError(f"unknown option {unknown[0]}{_suggestion(parser, unknown[0])}")
-    model, data, loss, training = groups
-    if not model.model_name_or_path:
+def parse_training_arguments(arguments: Sequence[str], prog: str | None = None) -> TrainingGroups:
+    """Parse the command line of a training run as :func:`~simcse_weince.configuration.parse_groups` does."""
+    usage = "%(prog)s [FILE.yaml] --model_name_or_path MODEL --train_file FILE --output_dir DIR [options]"
+    kinds = (ModelArguments, DataArguments, LossArguments, SimCSEArguments)
+    groups = TrainingGroups(*parse_groups(kinds, arguments, prog, usage))
+    data = groups.data
+    if not groups.model.model_name_or_path:
         raise InputError("--model_name_or_path is missing")
     if bool(data.train_file) == bool(data.dataset_name):
         raise InputError("give the sentences with either --train_file or --dataset_name")
@@ -263,8 +206,8 @@ def parse_training_arguments(arguments: Sequence[str], prog: str | None = None) 
         raise InputError("--dataset_config_name and --dataset_split belong to --dataset_name, not to --train_file")
     if data.text_column and len(set(data.text_column)) < len(data.text_column):
         raise InputError(f"--text_column names a column twice: {' '.join(data.text_column)}")
-    _check_numbers(training)
-    return model, data, loss, training
+    _check_numbers(groups.training)
+    return groups
 
 
 def _check_numbers(training: SimCSEArguments) -> None:
@@ -298,122 +241,3 @@ def _check_numbers(training: SimCSEArguments) -> None:
         raise InputError(
             "--greater_is_better false would keep the worst checkpoint: every score of a run is a correlation"
         )
-
-
-def effective_arguments(groups: TrainingArgumentGroups) -> dict[str, Any]:
-    """The options that differ from their defaults, in the form of a ``--config`` file that can be shared.
-
-    Absolute paths keep their last part only, and what belongs to one start of a run is left out.
-    """
-    chosen: dict[str, Any] = {}
-    for group in groups:
-        if isinstance(group, SimCSEArguments):
-            # to_dict hides tokens, so that no secret is written. A second set of arguments must not reset the state of
-            # accelerate, which the first one has set up.
-            state = {"use_configured_state": True}
-            default = SimCSEArguments(output_dir="unused", use_cpu=group.use_cpu, accelerator_config=state)
-            values, defaults = group.to_dict(), default.to_dict()
-        else:
-            values, defaults = vars(group), vars(type(group)())
-        for item in fields(group):
-            value = values.get(item.name)
-            if item.init and value is not None and value != defaults[item.name] and item.name not in _OF_ONE_START:
-                chosen[item.name] = _without_absolute_path(value)
-    return chosen
-
-
-def _without_absolute_path(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_absolute_path(item) for item in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
-
-
-def _renamed_flags(arguments: list[str]) -> list[str]:
-    """Translate the flags of older commands, saying so."""
-    result: list[str] = []
-    dropping = False
-    for token in arguments:
-        if not token.startswith("--"):
-            if not dropping:
-                result.append(token)
-            continue
-        name, equals, value = token[2:].partition("=")
-        key = name.replace("-", "_")
-        dropping = key in _RENAMED and _RENAMED[key] is None
-        if dropping:
-            logger.warning("--%s has no effect any more and is ignored", name)
-        elif key in _RENAMED:
-            logger.warning("--%s is now called --%s", name, _RENAMED[key])
-            result.append(f"--{_RENAMED[key]}{equals}{value}")
-        else:
-            result.append(token)
-    return result
-
-
-def _config_tokens(parser: _Parser, path: Path) -> list[str]:
-    """The command line that a configuration file stands for; every entry is checked on its own to name its line."""
-    try:
-        root = yaml.compose(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise InputError(f"{path}: the configuration file cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" line {mark.line + 1}" if mark else ""
-        raise InputError(f"{path}{place}: not YAML ({getattr(error, 'problem', None) or error})") from error
-    if root is None:
-        return []
-    if not isinstance(root, yaml.MappingNode):
-        raise InputError(f"{path}: a configuration file holds lines such as `learning_rate: 3e-5`")
-    tokens: list[str] = []
-    seen: set[str] = set()
-    for key_node, value_node in root.value:
-        place = f"{path} line {key_node.start_mark.line + 1}"
-        key = str(key_node.value).replace("-", "_")
-        if key in seen:
-            raise InputError(f"{place}: {key} is given twice")
-        seen.add(key)
-        if value_node.tag == "tag:yaml.org,2002:null":
-            continue
-        entry = _renamed_flags([f"--{key}", *_values(value_node)])
-        if not entry:
-            continue
-        if not isinstance(value_node, yaml.SequenceNode):
-            entry = [f"{entry[0]}={entry[1]}"]
-        try:
-            unknown = parser.parse_known_args(entry)[1]
-        except InputError as error:
-            raise InputError(f"{place}: {error}") from error
-        if unknown or key == "config":
-            raise InputError(f"{place}: unknown key {key}{_suggestion(parser, key)}")
-        tokens += entry
-    return tokens
-
-
-def _values(node: yaml.Node) -> list[str]:
-    """A node as command-line words, as they are written in the file: YAML's own guesses at types play no part."""
-    if isinstance(node, yaml.ScalarNode):
-        return [node.value]
-    if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
-        return [item.value for item in node.value]
-    return [json.dumps(_nested(node))]
-
-
-def _nested(node: yaml.Node) -> Any:
-    """A mapping or list of a file; numbers as on the command line, because YAML takes 1e-6 for a word."""
-    if isinstance(node, yaml.MappingNode):
-        return {key.value: _nested(value) for key, value in node.value}
-    if isinstance(node, yaml.SequenceNode):
-        return [_nested(item) for item in node.value]
-    value = yaml.safe_load(yaml.serialize(node))
-    if isinstance(value, str) and node.style is None:
-        with suppress(ValueError):
-            return float(value)
-    return value
-
-
-def _suggestion(parser: _Parser, name: str) -> str:
-    known = [option for action in parser._actions for option in action.option_strings if "_" in option or "-" in option]
-    word = "--" + name.lstrip("-").split("=")[0].replace("-", "_")
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    close = close or [option for option in known if word[2:] in option][:1]
-    return f"; did you mean {close[0]}?" if close else "; see --help"

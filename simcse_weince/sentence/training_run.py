@@ -41,8 +41,7 @@ from simcse_weince.sentence.arguments import (
     LossArguments,
     ModelArguments,
     SimCSEArguments,
-    TrainingArgumentGroups,
-    effective_arguments,
+    TrainingGroups,
 )
 from simcse_weince.sentence.corpus import Corpus, read_corpus
 from simcse_weince.sentence.encoder import (
@@ -92,7 +91,7 @@ class TrainingResult:
     test_after: float | None
 
 
-def train(groups: TrainingArgumentGroups) -> TrainingResult:
+def train(groups: TrainingGroups) -> TrainingResult:
     """Train an encoder, save it in ``output_dir`` and report what was read, measured and reached.
 
     Written to ``output_dir``: the encoder (a sentence-transformers folder), checkpoints, ``trainer_state.json``,
@@ -100,14 +99,14 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
     ``run.json`` (versions, seed, device, data hashes, scores).
 
     Args:
-        groups: The four dataclasses of `parse_training_arguments`.
+        groups: What comes from `parse_training_arguments`.
 
     Raises:
         InputError: Something about the input is unusable; found before the first step, most of it before the encoder
             is loaded. Or the training diverged.
         RuntimeError: The saved encoder, loaded again, does not have the score that it was saved for.
     """
-    model_arguments, data_arguments, loss_arguments, arguments = groups
+    model_arguments, data_arguments, loss_arguments, arguments, options = groups
     output_dir = Path(str(arguments.output_dir))
     _check_launch(arguments)
     checkpoint = checkpoint_to_resume(arguments)
@@ -117,7 +116,6 @@ def train(groups: TrainingArgumentGroups) -> TrainingResult:
     negatives = _check_batches(corpus, arguments, loss_arguments)
     loss_options = _loss_options(loss_arguments)
     _check_model(model_arguments, arguments)
-    options = effective_arguments(groups)
     if checkpoint is not None:
         check_same_run(checkpoint, options, _OF_THE_RUN.__contains__)
         _check_same_corpus(checkpoint, corpus)

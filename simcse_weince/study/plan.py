@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from simcse_weince.errors import InputError
+from simcse_weince.outputs import shareable
 
 PHASES = ("settings", "report")
 
@@ -145,15 +146,6 @@ class Study:
         if (record["options"], record["processes"]) != (shareable(run.options), self.processes):
             raise InputError(f"{path}: was made with other options or processes; use another output_dir")
         return record
-
-
-def shareable(value: Any) -> Any:
-    """A copy in which absolute paths are cut to their names."""
-    if isinstance(value, Mapping):
-        return {name: shareable(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [shareable(item) for item in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def lookup(record: Any, place: str) -> float | None:

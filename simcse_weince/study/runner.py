@@ -23,8 +23,8 @@ from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from simcse_weince.errors import InputError
-from simcse_weince.outputs import write_text
-from simcse_weince.study.plan import PHASES, Run, Study, lookup, shareable
+from simcse_weince.outputs import shareable, write_text
+from simcse_weince.study.plan import PHASES, Run, Study, lookup
 
 logger = logging.getLogger(__name__)
 

@@ -2,51 +2,43 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import TrainingArguments
 from transformers.training_args import ParallelMode
 
+from simcse_weince.configuration import option, parse_groups
 from simcse_weince.criterion import InfoNCE, ReleasedWeince, Weince
 from simcse_weince.errors import InputError
-from simcse_weince.sentence.arguments import (
-    TailArguments,
-    _config_tokens,
-    _option,
-    _Parser,
-    _suggestion,
-    _without_absolute_path,
-    has_fast_bfloat16,
-)
+from simcse_weince.sentence.arguments import TailArguments, has_fast_bfloat16
 from simcse_weince.vision.probe import ProbeOptions
 from simcse_weince.vision.views import ViewOptions
-
-# What belongs to one start of a run or to one machine, or is a secret, and so is in no saved configuration.
-_NOT_SAVED = ("cache_dir", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "hub_token")
 
 
 @dataclass
 class ImageArguments:
     """The images, and how they become pixels."""
 
-    images: str | None = _option(
+    images: str | None = option(
         None, "Folder in an official layout, folder of images by class, .npz file, or Hugging Face data set id"
     )
-    bank_split: Literal["train", "test"] = _option("train", "Labelled split that probes learn from")
-    test_split: Literal["train", "test"] = _option("test", "Labelled split that results are reported on")
-    image_size: int | None = _option(None, "Side of the square views in pixels; default: that of the images")
-    views: str | None = _option(
+    bank_split: Literal["train", "test"] = option("train", "Labelled split that probes learn from")
+    test_split: Literal["train", "test"] = option("test", "Labelled split that results are reported on")
+    image_size: int | None = option(None, "Side of the square views in pixels; default: that of the images")
+    views: str | None = option(
         None,
         'Options of the views that differ from the recipe, as JSON: {"blur_probability": 0.5, "jitter": [0, 0, 0, 0]}',
     )
-    cache_dir: str | None = _option(
-        None, "Where downloads and decoded images are kept; default: the Hugging Face cache"
-    )
+    cache_dir: str | None = option(None, "Where downloads and decoded images are kept; default: the Hugging Face cache")
+
+    def __post_init__(self) -> None:
+        """Refuse to do without images."""
+        if not self.images:
+            raise InputError("--images is missing: a folder of images, or the id of a Hugging Face data set")
 
     def view_options(self) -> ViewOptions:
         """The recipe with what ``views`` changes.
@@ -64,22 +56,22 @@ class ImageArguments:
 class EncoderArguments:
     """The encoder to start from."""
 
-    model_name_or_path: str = _option(
+    model_name_or_path: str = option(
         "resnet18", "resnet18, resnet50 or vit-small (random weights), or an image encoder's folder or Hugging Face id"
     )
-    width: float = _option(1.0, "Factor on the channels of a named encoder, such as 0.25 for a CPU")
-    projection_size: int = _option(64, "Width of the projection that the criterion compares")
+    width: float = option(1.0, "Factor on the channels of a named encoder, such as 0.25 for a CPU")
+    projection_size: int = option(64, "Width of the projection that the criterion compares")
 
 
 @dataclass
 class VisionLossArguments(TailArguments):
     """The criterion; names and defaults are those of `simcse_weince.Weince`, except for the temperature."""
 
-    loss: Literal["infonce", "weince", "released"] = _option("weince", "Criterion")
-    temperature: float = _option(0.5, "Divides the cosines of the softmax part")
-    shape: str | None = _option(None, "Tail shape: anchor, shrunk, or a number; default: anchor, for released 1.0")
-    floor: float | None = _option(None, "Added to the shortfall; default: 1e-4, for released 1e-6")
-    gather_across_devices: bool = _option(True, "Compare with the images of all processes, not only one's own")
+    loss: Literal["infonce", "weince", "released"] = option("weince", "Criterion")
+    temperature: float = option(0.5, "Divides the cosines of the softmax part")
+    shape: str | None = option(None, "Tail shape: anchor, shrunk, or a number; default: anchor, for released 1.0")
+    floor: float | None = option(None, "Added to the shortfall; default: 1e-4, for released 1e-6")
+    gather_across_devices: bool = option(True, "Compare with the images of all processes, not only one's own")
 
     def criterion(self) -> InfoNCE:
         """The chosen criterion in the layout of two views.
@@ -104,10 +96,10 @@ class VisionLossArguments(TailArguments):
 class EvaluationArguments:
     """What only the evaluation of a saved encoder needs."""
 
-    batch_size: int = _option(512, "Images at a time; the features do not depend on it")
-    device: str | None = _option(None, "cpu, cuda, cuda:1, mps; default: the first GPU if there is one")
-    features: str | None = _option(None, "Folder for the features and labels of bank and test images, as .npy")
-    output: str | None = _option(None, "JSON file for every score with its protocol")
+    batch_size: int = option(512, "Images at a time; the features do not depend on it")
+    device: str | None = option(None, "cpu, cuda, cuda:1, mps; default: the first GPU if there is one")
+    features: str | None = option(None, "Folder for the features and labels of bank and test images, as .npy")
+    output: str | None = option(None, "JSON file for every score with its protocol")
 
 
 @dataclass
@@ -119,26 +111,26 @@ class VisionArguments(TrainingArguments):
     SimCLR: learning rate 0.3 * batch / 256, weight decay 1e-6, a tenth of warm-up, then cosine.
     """
 
-    output_dir: str | None = _option(None, "Folder of the trained encoder, its checkpoints and its reports")
-    train_split: Literal["train", "unlabeled"] = _option("train", "Split to train on, without its labels")
-    optimizer: Literal["adam", "lars"] = _option("adam", "Optimizer")
-    learning_rate: float = _option(None, "Peak learning rate; default: 3e-4, for lars 0.3 * batch / 256")
-    lr_scheduler_type: str = _option(None, "Schedule; default: constant, for lars cosine")
-    warmup_steps: float = _option(None, "Steps, or below 1 a share of all, of warm-up; default: 0, for lars 0.1")
-    weight_decay: float = _option(None, "Weight decay; default: 0, for lars 1e-6")
-    max_grad_norm: float = _option(0.0, "Longest gradient; 0: any")
-    per_device_train_batch_size: int = _option(256, "Images of a batch on each device")
-    per_device_eval_batch_size: int = _option(512, "Images at a time in evaluation")
-    num_train_epochs: float = _option(100.0, "Passes over the images")
-    dataloader_drop_last: bool = _option(True, "Leave out an incomplete batch")
-    remove_unused_columns: bool = _option(False, "Has no effect: images have no columns")
-    eval_strategy: str = _option("epoch", "When to compute the kNN score: steps, epoch or no")
-    knn_images: int = _option(10_000, "Labelled training images for that score: four fifths bank, one fifth queries")
-    save_strategy: str = _option("epoch", "When to write a checkpoint: steps, epoch or no")
-    save_total_limit: int | None = _option(1, "Checkpoints to keep")
-    logging_steps: float = _option(50, "Steps between log lines")
-    logging_nan_inf_filter: bool = _option(False, "Hide a loss that is not finite, which else ends the training")
-    overwrite_output_dir: bool = _option(False, "Allow an --output_dir that already holds a run")
+    output_dir: str | None = option(None, "Folder of the trained encoder, its checkpoints and its reports")
+    train_split: Literal["train", "unlabeled"] = option("train", "Split to train on, without its labels")
+    optimizer: Literal["adam", "lars"] = option("adam", "Optimizer")
+    learning_rate: float = option(None, "Peak learning rate; default: 3e-4, for lars 0.3 * batch / 256")
+    lr_scheduler_type: str = option(None, "Schedule; default: constant, for lars cosine")
+    warmup_steps: float = option(None, "Steps, or below 1 a share of all, of warm-up; default: 0, for lars 0.1")
+    weight_decay: float = option(None, "Weight decay; default: 0, for lars 1e-6")
+    max_grad_norm: float = option(0.0, "Longest gradient; 0: any")
+    per_device_train_batch_size: int = option(256, "Images of a batch on each device")
+    per_device_eval_batch_size: int = option(512, "Images at a time in evaluation")
+    num_train_epochs: float = option(100.0, "Passes over the images")
+    dataloader_drop_last: bool = option(True, "Leave out an incomplete batch")
+    remove_unused_columns: bool = option(False, "Has no effect: images have no columns")
+    eval_strategy: str = option("epoch", "When to compute the kNN score: steps, epoch or no")
+    knn_images: int = option(10_000, "Labelled training images for that score: four fifths bank, one fifth queries")
+    save_strategy: str = option("epoch", "When to write a checkpoint: steps, epoch or no")
+    save_total_limit: int | None = option(1, "Checkpoints to keep")
+    logging_steps: float = option(50, "Steps between log lines")
+    logging_nan_inf_filter: bool = option(False, "Hide a loss that is not finite, which else ends the training")
+    overwrite_output_dir: bool = option(False, "Allow an --output_dir that already holds a run")
 
     def __post_init__(self) -> None:
         """Fill what depends on the optimizer or on this machine."""
@@ -177,53 +169,7 @@ class VisionGroups(NamedTuple):
 
 
 def parse_vision_arguments(arguments: Sequence[str], prog: str | None = None) -> VisionGroups:
-    """Parse the command line of a training run as :func:`parse_groups` does."""
+    """Parse the command line of a training run as :func:`~simcse_weince.configuration.parse_groups` does."""
     groups = (ImageArguments, EncoderArguments, VisionLossArguments, ProbeOptions, VisionArguments)
     usage = "%(prog)s [--config FILE.yaml] --images SOURCE --output_dir DIR [options]"
     return VisionGroups(*parse_groups(groups, arguments, prog, usage))
-
-
-def parse_groups(
-    groups: Sequence[Any],
-    arguments: Sequence[str],
-    prog: str | None,
-    usage: str,
-    saved: Mapping[str, Any] | None = None,
-) -> list[Any]:
-    """Parse options into dataclasses, of which the first is `ImageArguments`.
-
-    What comes later wins: defaults, ``saved`` (the configuration of another run, of which unknown options are passed
-    over), ``--config FILE``, the command line.
-
-    Returns:
-        An object for each dataclass, then the options that differ from their defaults, in the form of a configuration
-        file that can be shared: of an absolute path only the last part.
-
-    Raises:
-        InputError: an unknown or unconvertible option; names file, line and key.
-    """
-    parser = _Parser(list(groups), prog)
-    parser.usage = usage
-    parser.add_argument("--config", help="YAML or JSON file with any of these options; the command line wins")
-    known = {item.name for group in groups for item in fields(group)}
-    tokens: list[str] = []
-    for name, value in (saved or {}).items():
-        if name in known:
-            tokens += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    config = parser.parse_known_args(arguments)[0].config
-    tokens += [] if config is None else _config_tokens(parser, Path(config))
-    namespace, unknown = parser.parse_known_args([*tokens, *arguments])
-    if unknown:
-        raise InputError(f"unknown option {unknown[0]}{_suggestion(parser, unknown[0])}")
-    try:
-        *parsed, _ = parser.parse_args_into_dataclasses([*tokens, *arguments], look_for_args_file=False)
-    except InputError:
-        raise
-    except (ValueError, ImportError) as error:
-        # What transformers refuses when it builds its arguments, such as an unknown strategy.
-        raise InputError(" ".join(str(error).split())) from error
-    if not parsed[0].images:
-        raise InputError("--images is missing: a folder of images, or the id of a Hugging Face data set")
-    chosen = {name: _without_absolute_path(value) for name, value in vars(namespace).items()
-              if name in known and name not in _NOT_SAVED and value != parser.get_default(name)}  # fmt: skip
-    return [*parsed, chosen]
