@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from simcse_weince.errors import InputError
+from simcse_weince.sentence.dropout import CPUDropout
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ class SimCSETrainer(SentenceTransformerTrainer):
       model (sentence-transformers issues 3756 and 3344). The saved model never holds them.
     * A model is written to a temporary folder and moved into place; no pickled arguments are written.
     * ``args.max_seq_length`` and ``args.pad_to_max_length`` of `SimCSEArguments` shape the training batches only.
+    * On a CPU dropout is drawn more cheaply, see `CPUDropout`; not with ``args.torch_compile``.
     """
 
     def get_data_collator(self, model: Any, args: Any, processing_class: Any = None) -> BaseDataCollator:
@@ -137,6 +139,12 @@ class SimCSETrainer(SentenceTransformerTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the statistics of the loss to a training log; a loss that is not finite ends the training."""
         super().log(with_stats(logs, self.state.global_step, partial(loss_stats, self.loss)), start_time)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As the host's; backward too, where cached losses and gradient checkpointing run the encoder once more."""
+        cheaply = self.args.device.type == "cpu" and not self.args.torch_compile
+        with CPUDropout() if cheaply else nullcontext():
+            return super().training_step(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate without the autocast that accelerate puts around the forward, and restore the training mode."""
