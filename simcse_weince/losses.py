@@ -8,7 +8,7 @@ import copy
 import inspect
 import logging
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ from simcse_weince.criterion import InfoNCE, ReleasedWeince, Weince
 from simcse_weince.gather import Shard
 
 logger = logging.getLogger(__name__)
+
+# Rows of a group of similar length: of fewer a core would be idle, in more there is more padding.
+_GROUP_ROWS = 16
 
 _SIMCSE_CITATION = """\
 @inproceedings{gao-etal-2021-simcse,
@@ -68,6 +71,9 @@ class InfoNCELoss(nn.Module):
             differ in size.
         mask_duplicates: Texts with equal token ids after truncation are not each other's negatives
             (sentence-transformers issue 3189). Ids are compared, not embeddings: dropout makes those differ.
+        group_by_length: Embed the rows of a batch in groups of similar length, each padded to its own longest text
+            instead of the batch's. The batch, and with it the loss, stays the same. None: on a CPU, unless the encoder
+            is compiled; a GPU that is not full gains nothing.
         **options: Further options of `InfoNCE`; its reduction is always "mean".
 
     Inputs:
@@ -98,6 +104,7 @@ class InfoNCELoss(nn.Module):
         *,
         gather_across_devices: bool = False,
         mask_duplicates: bool = True,
+        group_by_length: bool | None = None,
         **options: Any,
     ) -> None:
         """Create the loss."""
@@ -108,6 +115,7 @@ class InfoNCELoss(nn.Module):
         self.criterion = self.criterion_class(temperature, **options)
         self.gather_across_devices = gather_across_devices
         self.mask_duplicates = mask_duplicates
+        self.group_by_length = group_by_length
         # Processes that train on different data sets may not gather for different losses.
         self._kind = zlib.crc32(repr((type(self).__name__, temperature, sorted(options.items()))).encode())
         self._measured: dict[int, InfoNCE] = {}
@@ -115,18 +123,37 @@ class InfoNCELoss(nn.Module):
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """Return the mean loss of the anchors of this batch, a scalar; ``labels`` are not used."""
-        columns = list(sentence_features)
+        columns = self.in_order(list(sentence_features))
         keys = self.batch_keys(columns)
-        if len(columns) > 1:
-            return self.compute_loss_from_embeddings(embed_columns(self.model, columns), keys)
-        if "all_layer_embeddings" in columns[0]:
+        if len(columns) == 1 and "all_layer_embeddings" in columns[0]:
             raise ValueError(
                 "AdaptiveLayerLoss hands layers over through the feature dict, which a single text column cannot "
                 "give for two views; duplicate the column in the data set"
             )
-        # A copy for the second view: the model writes its outputs into the dict it is given.
-        views = embed_columns(self.model, [columns[0], dict(columns[0])], separate_first=False)
-        return self.compute_loss_from_embeddings(views, keys)
+        parts = []
+        for part in _groups(columns) if self._grouped(columns) else [columns]:
+            # A copy for the second view: the model writes its outputs into the dict it is given.
+            views = part if len(part) > 1 else [part[0], dict(part[0])]
+            parts.append(embed_columns(self.model, views, separate_first=len(part) > 1))
+        embeddings = parts[0] if len(parts) == 1 else [torch.cat(column) for column in zip(*parts, strict=True)]
+        return self.compute_loss_from_embeddings(embeddings, keys)
+
+    def in_order(self, columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows of the batch, shortest first, where they are embedded in groups of similar length."""
+        if not self._grouped(columns):
+            return columns
+        order = torch.stack([column["attention_mask"].sum(1) for column in columns]).sum(0).argsort(stable=True)
+        return [_rows_of(column, order) for column in columns]
+
+    def _grouped(self, columns: list[dict[str, Any]]) -> bool:
+        """Whether this batch is embedded in groups: it must be padded text, in a forward that may be called often."""
+        masks: list[Any] = [column.get("attention_mask") for column in columns]
+        padded = all(isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) > _GROUP_ROWS for mask in masks)
+        if self.group_by_length is False or not padded:
+            return False
+        on_cpu = masks[0].device.type == "cpu" and not hasattr(self.model, "_orig_mod")
+        texts = all(column.get("modality", "text") == "text" and "cu_seq_lens_q" not in column for column in columns)
+        return (self.group_by_length or on_cpu) and texts and not _hands_layers_over(self.model)
 
     def batch_keys(self, columns: list[dict[str, Any]]) -> Tensor | None:
         """The `text_keys` of all columns, (columns, N); None if duplicates are not masked, or not all is text.
@@ -181,7 +208,7 @@ class InfoNCELoss(nn.Module):
         # Of the base classes too: a criterion may hand **options on to them.
         classes = [kind for kind in self.criterion_class.__mro__ if issubclass(kind, InfoNCE)]
         names = [name for kind in classes for name in inspect.signature(kind).parameters if name != "options"]
-        own = {name: getattr(self, name) for name in ("gather_across_devices", "mask_duplicates")}
+        own = {name: getattr(self, name) for name in ("gather_across_devices", "mask_duplicates", "group_by_length")}
         return {**{name: getattr(self.criterion, name) for name in names}, **own}
 
     @property
@@ -315,12 +342,12 @@ class CachedInfoNCELoss(CachedLossMixin, nn.Module):
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """Return the mean loss of the anchors of this batch, a scalar; ``labels`` are not used."""
-        if any(isinstance(module.forward, TransformerDecorator) for module in self.model.modules()):
+        if _hands_layers_over(self.model):
             raise ValueError(
                 "AdaptiveLayerLoss hands layers over in a forward that a cached loss repeats without it; "
                 f"use {self.loss_class.__name__} instead"
             )
-        columns = list(sentence_features)
+        columns = self.loss.in_order(list(sentence_features))
         keys = self.loss.batch_keys(columns)
         # What the host calls labels it hands through to calculate_loss.
         return self.forward_cached(columns if len(columns) > 1 else [columns[0], dict(columns[0])], keys)
@@ -371,6 +398,31 @@ class CachedWeinceLoss(CachedInfoNCELoss):
     """
 
     loss_class = WeinceLoss
+
+
+def _hands_layers_over(model: nn.Module) -> bool:
+    """Whether ``AdaptiveLayerLoss`` writes layers into the feature dicts, and reads them there in the next forward."""
+    return any(isinstance(module.forward, TransformerDecorator) for module in model.modules())
+
+
+def _rows_of(column: dict[str, Any], rows: Tensor | slice) -> dict[str, Any]:
+    """Some rows of a column of padded texts, without the padding that all of them have on the right."""
+    mask = column["attention_mask"]
+    count, width = mask.shape
+    kept = int(mask[rows].any(0).nonzero().max()) + 1 if mask[rows].any() else width
+    part = {}
+    for name, value in column.items():
+        if isinstance(value, Tensor) and value.ndim and len(value) == count:
+            value = value[rows]
+            value = value[:, :kept] if value.ndim > 1 and value.shape[1] == width else value
+        part[name] = value
+    return part
+
+
+def _groups(columns: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The columns, a few rows at a time."""
+    for start in range(0, len(columns[0]["attention_mask"]), _GROUP_ROWS):
+        yield [_rows_of(column, slice(start, start + _GROUP_ROWS)) for column in columns]
 
 
 def text_keys(features: dict[str, Any]) -> Tensor | None:

@@ -18,7 +18,7 @@ SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 
 @pytest.fixture(autouse=True)
 def _level_as_imported() -> Iterator[None]:
-    """The command line and the host's trainers set log levels for the whole process: every test starts from those of a fresh one."""
+    """The command line sets log levels for the whole process: every test starts from those of a fresh one."""
     ours, root = logging.getLogger("simcse_weince"), logging.getLogger()
     ours.setLevel(logging.NOTSET)
     root.setLevel(logging.WARNING)

@@ -26,7 +26,7 @@ from simcse_weince.losses import (
     WeinceLoss,
     text_keys,
 )
-from simcse_weince.outputs import write_text
+from simcse_weince.outputs import write_json, write_text
 from simcse_weince.run_folder import (
     CONFIG_NAME,
     check_same_run,
@@ -127,7 +127,8 @@ def train(groups: TrainingGroups) -> TrainingResult:
         if len(corpus.report.columns) == 1:
             check_dropout(encoder, sample[:16], arguments.max_seq_length)
         tokens = _token_report(encoder, sample, arguments.max_seq_length)
-        trainer = _build_trainer(encoder, corpus, dev, arguments, _build_loss(encoder, loss_arguments, loss_options))
+        loss = _build_loss(encoder, loss_arguments, loss_options, arguments)
+        trainer = _build_trainer(encoder, corpus, dev, arguments, loss)
         main_process = trainer.is_world_process_zero()
         if main_process:
             clear(output_dir, everything=checkpoint is None)
@@ -171,7 +172,7 @@ def train(groups: TrainingGroups) -> TrainingResult:
                 },
                 "result": asdict(result),
             }
-            write_text(output_dir / "run.json", json.dumps(run, indent=2, default=str, allow_nan=False) + "\n")
+            write_json(output_dir / "run.json", run)
             _check_saved(saved, result, dev, arguments)
             _warn_of_decline(result)
     return result
@@ -378,10 +379,16 @@ def _token_report(encoder: SentenceTransformer, texts: list[str], max_length: in
     return report
 
 
-def _build_loss(encoder: SimCSEEncoder, loss: LossArguments, options: dict[str, Any]) -> nn.Module:
+def _build_loss(
+    encoder: SimCSEEncoder, loss: LossArguments, options: dict[str, Any], arguments: SimCSEArguments
+) -> nn.Module:
     if loss.loss == "mnrl-hardness":
         return HardnessWeightedLoss(encoder, gather_across_devices=loss.gather_across_devices, **options)
-    host = {"mask_duplicates": loss.mask_duplicates, "gather_across_devices": loss.gather_across_devices}
+    host: dict[str, Any] = {
+        "mask_duplicates": loss.mask_duplicates,
+        "gather_across_devices": loss.gather_across_devices,
+        "group_by_length": False if arguments.pad_to_max_length else None,
+    }
     if loss.mini_batch_size is None:
         return _LOSSES[loss.loss](encoder, **host, **options)
     return _CACHED_LOSSES[loss.loss](encoder, mini_batch_size=loss.mini_batch_size, **host, **options)
