@@ -1,6 +1,7 @@
 """Files that a run leaves behind: written whole or not at all, and saying with what they were made."""
 
 import importlib.metadata
+import json
 import os
 import platform
 import tempfile
@@ -53,6 +54,16 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file in UTF-8, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | os.PathLike[str], record: Any) -> None:
+    """Write a record, in which every number is finite, whole or not at all."""
+    write_text(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
+
+
+def shown_name(path: str) -> str:
+    """The name alone of a local folder or file, else (an id on the hub) all: so a shared file tells of no machine."""
+    return Path(path).resolve().name if Path(path).exists() else path
 
 
 def shareable(value: Any) -> Any:

@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from transformers import (
 
 from simcse_weince.errors import InputError
 from simcse_weince.sentence.encoder import (
-    POOLER_TYPES,
+    PoolerType,
     SimCSEEncoder,
     build_encoder,
     check_dropout,
@@ -40,6 +41,7 @@ from simcse_weince.sentence.encoder import (
 )
 from tests.tiny_models import write_tiny_bert
 
+POOLER_TYPES = get_args(PoolerType)
 WORDS = "a the man dog runs plays red green house city music rain one two three four five six".split()
 VOCABULARY = {word: index for index, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", *WORDS])}
 SENTENCES = ["the dog runs", "a man plays music in the green house of the red city one two three four", "rain"]

@@ -40,9 +40,7 @@ def run(arguments: Sequence[str]) -> None:
 
 def _compare_study(folder: str, report: str | None, output: str | None) -> None:
     """Print the tables of a study as Markdown, write them as a page and as JSON."""
-    import json
-
-    from simcse_weince.outputs import write_text
+    from simcse_weince.outputs import write_json
     from simcse_weince.study.plan import read_study
     from simcse_weince.study.report import summarize, to_markdown, write_page
 
@@ -51,4 +49,4 @@ def _compare_study(folder: str, report: str | None, output: str | None) -> None:
     if report:
         write_page(summary, report)
     if output:
-        write_text(output, json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        write_json(output, summary)

@@ -1,10 +1,8 @@
 """``simcse-weince diagnose``."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from simcse_weince.commands.shared_options import (
@@ -51,17 +49,16 @@ def run(arguments: Sequence[str]) -> None:
         raise InputError("name a MODEL and DATA, or a .npy of embeddings; see simcse-weince diagnose --help")
 
     from simcse_weince.extremes.report import build_page, diagnose, noise_floor_page
-    from simcse_weince.outputs import versions, write_text
+    from simcse_weince.outputs import shown_name, versions, write_json
 
     if options.noise_floor:
         page, record = noise_floor_page(options.seed)
     else:
         found = []
         for model in (options.model, *options.compare):
-            name = Path(model).resolve().name if Path(model).exists() else model
             embedded = _embeddings(model, options.data) if model.endswith(".npy") else _encode(model, options)
             try:
-                found.append(diagnose(name, *embedded, tail_quantile=options.quantile, seed=options.seed,
+                found.append(diagnose(shown_name(model), *embedded, tail_quantile=options.quantile, seed=options.seed,
                                       batch_size=options.train_batch_size, bootstrap=options.bootstrap))  # fmt: skip
             except ValueError as error:
                 raise InputError(f"{model}: {error}") from error
@@ -72,8 +69,7 @@ def run(arguments: Sequence[str]) -> None:
     if options.plots:
         page.write_figures(options.plots)
     if options.json:
-        record = {**record, "seed": options.seed, "versions": versions()}
-        write_text(options.json, json.dumps(record, indent=2, allow_nan=False) + "\n")
+        write_json(options.json, {**record, "seed": options.seed, "versions": versions()})
 
 
 def _embeddings(path: str, positives: str | None) -> tuple[Any, Any, Any]:

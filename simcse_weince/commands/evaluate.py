@@ -1,10 +1,8 @@
 """``simcse-weince evaluate``."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from simcse_weince.commands.shared_options import (
     CommandParser,
@@ -65,12 +63,10 @@ def run(arguments: Sequence[str]) -> None:
     check_finite(options.model, all(task.correlations["all"].reason != NOT_FINITE for task in results.tasks))
     sys.stdout.write(format_table(results, options.protocol) + "\n")
     if options.output:
-        from simcse_weince.outputs import write_text
+        from simcse_weince.outputs import shown_name, write_json
 
-        # The name alone of a local folder: a shared file tells nothing about this machine.
-        name = Path(options.model).resolve().name if Path(options.model).is_dir() else options.model
-        record = {"model": name, "pooler_type": options.pooler_type or "as stored", **results.to_json()}
-        write_text(options.output, json.dumps(record, indent=2, allow_nan=False) + "\n")
+        pooling = options.pooler_type or "as stored"
+        write_json(options.output, {"model": shown_name(options.model), "pooler_type": pooling, **results.to_json()})
 
 
 def _separator(text: str) -> str:

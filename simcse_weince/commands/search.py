@@ -1,6 +1,5 @@
 """``simcse-weince search``."""
 
-import json
 import math
 import sys
 from argparse import Namespace
@@ -53,10 +52,10 @@ def run(arguments: Sequence[str]) -> None:
     anchors, positives, pool = _read(options, generator)
 
     import torch
-    from tqdm import tqdm
 
-    from simcse_weince.outputs import replacing, versions, write_text
+    from simcse_weince.outputs import replacing, shown_name, versions, write_json
     from simcse_weince.search.report import SMALLEST_POOL, draw, format_report, measure_search, write_page
+    from simcse_weince.sentence.encoder import encode_distinct
 
     model = load_encoder(options)
     sentences = [*anchors, *positives, *pool]
@@ -66,30 +65,19 @@ def run(arguments: Sequence[str]) -> None:
     kept = [text for text in pool if tokens[text] not in paired]
     if len(kept) < SMALLEST_POOL:
         raise InputError(f"{len(kept)} pool sentences are left without those of the pairs; give a larger --pool")
-    # encode itself sorts by characters, which makes half as many tokens again of padding.
-    texts = sorted(dict.fromkeys([*anchors, *positives, *kept]), key=lambda text: len(tokens[text]), reverse=True)
-    step = 8 * options.batch_size
-    chunks = [texts[start : start + step] for start in range(0, len(texts), step)]
-    settings = {"batch_size": options.batch_size, "normalize_embeddings": True, "convert_to_tensor": True}
-    vectors = torch.cat(
-        [model.encode(chunk, show_progress_bar=False, **settings) for chunk in tqdm(chunks, "Encoding", disable=None)]
-    ).float()
-    check_finite(options.model, bool(vectors.isfinite().all()))
-    if vectors.device.type != "cuda":
-        vectors = vectors.cpu()  # Apple's GPUs have no float64
-    rows = {text: row for row, text in enumerate(texts)}
-    parts = (vectors[[rows[text] for text in side]] for side in (anchors, positives, kept))
+    vectors = encode_distinct(model, [*anchors, *positives, *kept], options.batch_size, normalize_embeddings=True)
+    device = model.device if model.device.type == "cuda" else "cpu"  # Apple's GPUs have no float64
+    parts = [torch.from_numpy(vectors(side)).to(device).float() for side in (anchors, positives, kept)]
+    check_finite(options.model, all(bool(part.isfinite().all()) for part in parts))
     report = measure_search(*parts, temperature=options.temperature, tolerance=options.tolerance, max_k=options.max_k,
                             faiss_index=options.faiss_index)  # fmt: skip
     sys.stdout.write(format_report(report) + "\n")
-    # The name alone of a local folder: a shared file tells nothing about this machine.
-    name = Path(options.model).resolve().name if Path(options.model).is_dir() else options.model
+    name = shown_name(options.model)
     source = {"pairs": [Path(path).name for path in options.pairs], "min_score": options.min_score,
               "pool": [Path(path).name for path in options.pool or ()], "equal_to_a_pair": len(pool) - len(kept),
               "seed": options.seed, "faiss_index": options.faiss_index}  # fmt: skip
     if options.json:
-        record = {"model": name, "versions": versions(), "data": source, **report.to_dict()}
-        write_text(options.json, json.dumps(record, indent=2, allow_nan=False) + "\n")
+        write_json(options.json, {"model": name, "versions": versions(), "data": source, **report.to_dict()})
     if options.plot:
         with replacing(options.plot) as temporary:
             draw(report).savefig(temporary, format="png", dpi=150)

@@ -1,6 +1,5 @@
 """``simcse-weince vision-eval``."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ def run(arguments: Sequence[str]) -> None:
 
     import torch
 
-    from simcse_weince.outputs import versions, write_text
+    from simcse_weince.outputs import shown_name, versions, write_json
     from simcse_weince.vision.backbones import VisionEncoder
     from simcse_weince.vision.training_run import load_labelled, score
 
@@ -51,10 +50,8 @@ def run(arguments: Sequence[str]) -> None:
     record = score(encoder, bank, test, probes, normalize, options.batch_size, options.features)
     sys.stdout.write(format_scores(record["scores"]))
     if options.output:
-        # The name alone of a local folder: a shared file tells nothing about this machine.
-        name = Path(model).resolve().name if Path(model).is_dir() else model
-        record = {"model": name, "versions": versions(), "arguments": chosen, **record}
-        write_text(options.output, json.dumps(record, indent=2, allow_nan=False) + "\n")
+        record = {"model": shown_name(model), "versions": versions(), "arguments": chosen, **record}
+        write_json(options.output, record)
 
 
 def format_scores(scores: Mapping[str, Any]) -> str:

@@ -2,11 +2,14 @@
 
 import warnings
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
+import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from simcse_weince.search.kernels import CosineRows, SmallPoolWarning, search_cross_entropy
+from simcse_weince.sentence.encoder import encode_distinct
 
 
 class SearchCallback(TrainerCallback):
@@ -36,19 +39,13 @@ class SearchCallback(TrainerCallback):
         if not len(anchors) == len(positives) >= 2 or len(pool) < 2:
             raise ValueError("anchors and positives must be two or more of equal number, and pool two or more")
         self.trainer, self.temperature, self.batch_size = trainer, temperature, batch_size
-        self.texts, self.pairs = [*anchors, *positives, *pool], len(anchors)
+        self.texts = (anchors, positives, pool)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Encode the texts with the model as it is and log."""
         model: Any = kwargs["model"]
-        modes = [(module, module.training) for module in model.modules()]
-        try:
-            vectors = model.encode(self.texts, batch_size=self.batch_size, normalize_embeddings=True,
-                                   convert_to_tensor=True, show_progress_bar=False).float().cpu()  # fmt: skip
-        finally:
-            for module, training in modes:
-                module.training = training
-        anchors, positives, pool = vectors.split([self.pairs, self.pairs, len(vectors) - 2 * self.pairs])
+        vectors = encode_distinct(model, chain(*self.texts), self.batch_size, normalize_embeddings=True)
+        anchors, positives, pool = (torch.from_numpy(vectors(side)).float() for side in self.texts)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SmallPoolWarning)  # at every step; the sample size is logged
             found = search_cross_entropy((anchors * positives).sum(1).clamp(-1, 1), CosineRows(anchors, pool),

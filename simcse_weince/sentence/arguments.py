@@ -14,6 +14,7 @@ from transformers.training_args import ParallelMode
 
 from simcse_weince.configuration import option, parse_groups
 from simcse_weince.errors import InputError
+from simcse_weince.sentence.encoder import PoolerType
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ class ModelArguments:
     """The encoder to start from."""
 
     model_name_or_path: str | None = option(None, "Hugging Face id or folder of the encoder to start from")
-    pooler_type: Literal["cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last"] | None = option(
+    pooler_type: PoolerType | None = option(
         None, "How token vectors become a sentence vector; default: as the model stores it, else cls_before_pooler"
     )
     mlp_only_train: bool = option(False, "The MLP of --pooler_type cls acts in training only and is not saved")

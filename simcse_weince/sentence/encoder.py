@@ -3,25 +3,27 @@
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Module, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WeightedLayerPooling
 from sentence_transformers.util import batch_to_device, is_sentence_transformer_model
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+from tqdm.auto import trange
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from simcse_weince.errors import InputError
+from simcse_weince.outputs import shown_name
 
 logger = logging.getLogger(__name__)
 
 PoolerType = Literal["cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last"]
-POOLER_TYPES: tuple[PoolerType, ...] = ("cls", "cls_before_pooler", "avg", "avg_top2", "avg_first_last")
 
 # How configurations of transformers name a dropout probability, and which of them act on other heads only.
 _DROPOUT_NAME, _HEAD_DROPOUT_NAME = re.compile("dropout|pdrop"), re.compile("classif|qa_|summary|pooler")
@@ -185,12 +187,9 @@ def build_encoder(
                 module.p = dropout
     _settle_layers(encoder)
     _fit_tokenizer(encoder, config)
-    # The name alone of a local folder: a card tells nothing about this machine, and links to the hub only.
-    local = Path(model_name_or_path).is_dir()
-    base = Path(model_name_or_path).resolve().name if local else model_name_or_path
-    encoder.model_card_data.model_name = f"{SentenceTransformer.__name__} based on {base}"
-    if not local:
-        encoder.model_card_data.base_model = base
+    encoder.model_card_data.model_name = f"{SentenceTransformer.__name__} based on {shown_name(model_name_or_path)}"
+    if not Path(model_name_or_path).is_dir():  # the card links to the hub only
+        encoder.model_card_data.base_model = model_name_or_path
     return encoder
 
 
@@ -309,6 +308,43 @@ def _dropout_options(config: PretrainedConfig, dropout: float | None) -> dict[st
         if isinstance(value, (int, float)) and not isinstance(value, bool)
         if _DROPOUT_NAME.search(name) and not _HEAD_DROPOUT_NAME.search(name)
     }
+
+
+def encode_distinct(
+    model: SentenceTransformer, sentences: Iterable[str], batch_size: int, **options: Any
+) -> Callable[[Sequence[str]], np.ndarray]:
+    """Encode each distinct sentence once, without touching the train or eval mode of any module.
+
+    Args:
+        model: The encoder; its truncation, prompt and pooling are used as they are.
+        sentences: The sentences, repetitions allowed.
+        batch_size: Sentences encoded at a time.
+        options: Further ones of ``SentenceTransformer.encode``.
+
+    Returns:
+        The function from sentences to embeddings, (sentences, width).
+    """
+    distinct = list(dict.fromkeys(sentences))
+    if isinstance(tokenizer := getattr(model, "tokenizer", None), PreTrainedTokenizerBase):
+        # encode itself sorts by characters, which leaves a third more padding on the STS suite.
+        ids = tokenizer(distinct, verbose=False).input_ids
+        tokens = {text: len(row) for text, row in zip(distinct, ids, strict=True)}
+        distinct.sort(key=tokens.__getitem__, reverse=True)
+    modes = [(module, module.training) for module in model.modules()]
+    chunk = 8 * batch_size
+    try:
+        # encode leaves every module in eval mode.
+        vectors = np.concatenate(
+            [
+                model.encode(distinct[start : start + chunk], batch_size=batch_size, show_progress_bar=False, **options)
+                for start in trange(0, len(distinct), chunk, desc="Encoding", disable=None)
+            ]
+        )
+    finally:
+        for module, training in modes:
+            module.training = training
+    rows = {sentence: row for row, sentence in enumerate(distinct)}
+    return lambda wanted: vectors[[rows[sentence] for sentence in wanted]]
 
 
 @torch.no_grad()

@@ -11,11 +11,10 @@ import numpy as np
 from scipy.stats import pearsonr, spearmanr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
-from tqdm.auto import trange
-from transformers import PreTrainedTokenizerBase
 
 from simcse_weince.errors import InputError
 from simcse_weince.outputs import versions
+from simcse_weince.sentence.encoder import encode_distinct
 from simcse_weince.sentence.pairs import TASKS, GradedPairs, load_sts
 
 logger = logging.getLogger(__name__)
@@ -194,35 +193,7 @@ def uniformity(x: Any, t: float = 2) -> float | None:
     return float(np.log(2 * total / (len(x) * (len(x) - 1)))) if len(x) > 1 else None
 
 
-_Lookup = Callable[[Sequence[str]], np.ndarray]
-
-
-def _encode_distinct(model: SentenceTransformer, sets: Sequence[GradedPairs], batch_size: int) -> _Lookup:
-    """Encode each distinct sentence once; return the function from sentences to embeddings, (sentences, width)."""
-    sentences = list(dict.fromkeys(text for pairs in sets for text in (*pairs.first, *pairs.second)))
-    if isinstance(tokenizer := getattr(model, "tokenizer", None), PreTrainedTokenizerBase):
-        # encode itself sorts by characters, which leaves a third more padding on the STS suite.
-        ids = tokenizer(sentences, verbose=False).input_ids
-        tokens = {text: len(row) for text, row in zip(sentences, ids, strict=True)}
-        sentences.sort(key=tokens.__getitem__, reverse=True)
-    modes = [(module, module.training) for module in model.modules()]
-    chunk = 8 * batch_size
-    try:
-        # encode truncates and prompts as the model says, and leaves every module in eval mode.
-        vectors = np.concatenate(
-            [
-                model.encode(sentences[start : start + chunk], batch_size=batch_size, show_progress_bar=False)
-                for start in trange(0, len(sentences), chunk, desc="Encoding", disable=None)
-            ]
-        )
-    finally:
-        for module, training in modes:
-            module.training = training
-    rows = {sentence: row for row, sentence in enumerate(sentences)}
-    return lambda wanted: vectors[[rows[sentence] for sentence in wanted]]
-
-
-def _geometry(pairs: GradedPairs, vectors: _Lookup) -> tuple[float | None, ...]:
+def _geometry(pairs: GradedPairs, vectors: Callable[[Sequence[str]], np.ndarray]) -> tuple[float | None, ...]:
     """Alignment and uniformity (``DEFINITIONS``), None where there is no pair or a vector is not finite."""
     positives = np.flatnonzero(pairs.positives)
     first, second = (vectors([side[row] for row in positives]) for side in (pairs.first, pairs.second))
@@ -252,7 +223,7 @@ class STSEvaluator(BaseEvaluator):
         self, model: Any, output_path: str | None = None, epoch: Any = -1, steps: int = -1
     ) -> dict[str, float]:
         """Evaluate `model`, a SentenceTransformer; `epoch` and `steps` go into its model card."""
-        vectors = _encode_distinct(model, [self.pairs], self.batch_size)
+        vectors = encode_distinct(model, [*self.pairs.first, *self.pairs.second], self.batch_size)
         cosines = pairwise_cosines(vectors(self.pairs.first), vectors(self.pairs.second))
         correlation = spearman_pearson(self.pairs.scores, cosines)
         aligned, uniform = _geometry(self.pairs, vectors)
@@ -361,7 +332,7 @@ def evaluate_model(
         bootstrap: Resamples of the intervals, 0 for none.
         seed: Seed of the resamples.
     """
-    vectors = _encode_distinct(model, sets, batch_size)
+    vectors = encode_distinct(model, (text for pairs in sets for text in (*pairs.first, *pairs.second)), batch_size)
     results = []
     for pairs in sets:
         cosines = pairwise_cosines(vectors(pairs.first), vectors(pairs.second))

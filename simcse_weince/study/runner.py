@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from simcse_weince.errors import InputError
-from simcse_weince.outputs import shareable, write_text
+from simcse_weince.outputs import shareable, write_json, write_text
 from simcse_weince.study.plan import PHASES, Run, Study, lookup
 
 logger = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ def _finish(study: Study, run: Run, environment: Mapping[str, str], keep_models:
             "options": shareable(run.options), "select": select, "run": trained, "evaluations": evaluations,
             "curve": _curve(history), "seconds": time.perf_counter() - start,
         }  # fmt: skip
-        write_text(study.record_path(run), json.dumps(record, indent=1, allow_nan=False) + "\n")
+        write_json(study.record_path(run), record)
     if not keep_models:
         shutil.rmtree(folder)
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from simcse_weince.criterion import InfoNCE
 from simcse_weince.gather import Shard
-from simcse_weince.sentence.trainer import with_stats
+from simcse_weince.sentence.trainer import loss_stats, with_stats
 from simcse_weince.vision.arguments import VisionArguments
 from simcse_weince.vision.backbones import VisionEncoder
 from simcse_weince.vision.datasets import ImageSet
@@ -175,10 +176,7 @@ class VisionTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the statistics of the criterion to a training log; a loss that is not finite ends the training."""
-        super().log(with_stats(logs, self.state.global_step, self._stats), start_time)
-
-    def _stats(self) -> dict[str, float]:
-        return {name: float(f"{value:.6g}") for name, value in self.criterion.stats().items()}
+        super().log(with_stats(logs, self.state.global_step, partial(loss_stats, self.criterion)), start_time)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the encoder as a folder of transformers; into a checkpoint, its weights as the host restores them."""

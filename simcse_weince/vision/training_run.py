@@ -1,7 +1,6 @@
 """One vision run from arguments to a saved encoder with its scores: every check first, then the trainer."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 from transformers import set_seed
 
 from simcse_weince.errors import InputError
-from simcse_weince.outputs import replacing, write_text
+from simcse_weince.outputs import replacing, write_json, write_text
 from simcse_weince.run_folder import (
     CONFIG_NAME,
     check_same_run,
@@ -94,7 +93,7 @@ def train(groups: VisionGroups) -> dict[str, Any]:
             "steps": trainer.state.global_step,
             **score(encoder, bank, test, groups.probes, view_options.normalize, arguments.per_device_eval_batch_size),
         }
-        write_text(output_dir / "run.json", json.dumps(record, indent=2, allow_nan=False) + "\n")
+        write_json(output_dir / "run.json", record)
     return record
 
 
