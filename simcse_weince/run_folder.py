@@ -15,13 +15,12 @@ from transformers import PrinterCallback, Trainer, TrainerState, TrainingArgumen
 from transformers.trainer import TRAINER_STATE_NAME
 
 from simcse_weince.errors import InputError
-from simcse_weince.outputs import versions
+from simcse_weince.outputs import versions, write_text
 from simcse_weince.sentence.trainer import LogCallback, is_complete_checkpoint, last_complete_checkpoint
 
 logger = logging.getLogger(__name__)
 
-# The options of the run, as ``--config`` takes them.
-CONFIG_NAME = "training_config.yaml"
+_CONFIG_NAME = "training_config.yaml"
 
 
 def checkpoint_to_resume(arguments: Any) -> Path | None:
@@ -63,7 +62,7 @@ def check_same_run(checkpoint: Path, chosen: Mapping[str, Any], belongs: Callabl
         InputError: Such an option has changed.
     """
     try:
-        before = yaml.safe_load((checkpoint.parent / CONFIG_NAME).read_text(encoding="utf-8"))
+        before = yaml.safe_load((checkpoint.parent / _CONFIG_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         logger.warning("%s: nothing tells which run this is of, so nothing is compared", checkpoint.name)
         return
@@ -98,11 +97,12 @@ def only_writer(arguments: TrainingArguments) -> Iterator[None]:
         lock.release()
 
 
-def clear(output_dir: Path, *, everything: bool) -> None:
-    """Remove what a killed run left half-written and, at a new start, the checkpoints of the run that it replaces."""
+def prepare(output_dir: Path, chosen: Mapping[str, Any], *, new: bool) -> None:
+    """Write the options, where nothing is left that a killed run has half-written or, for a new run, checkpointed."""
     leftovers = [*output_dir.glob(".saving-*"), *output_dir.glob("checkpoint-*/.saving-*")]
-    for folder in leftovers + ([*output_dir.glob("checkpoint-*")] if everything else []):
+    for folder in leftovers + ([*output_dir.glob("checkpoint-*")] if new else []):
         shutil.rmtree(folder)
+    write_text(output_dir / _CONFIG_NAME, yaml.safe_dump(chosen))
 
 
 def train_or_resume(trainer: Trainer, checkpoint: Path | None) -> None:

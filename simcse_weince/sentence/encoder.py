@@ -18,7 +18,7 @@ from torch import nn
 from tqdm.auto import trange
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
-from simcse_weince.errors import InputError
+from simcse_weince.errors import InputError, first_line
 from simcse_weince.outputs import shown_name
 
 logger = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ def build_encoder(
             pooling = _pooling_modules(transformer, pooler_type or "cls_before_pooler", mlp_only_train)
             encoder = SimCSEEncoder(modules=[transformer, *pooling], device=device, trust_remote_code=trust_remote_code)
     except Exception as error:  # a damaged folder makes the host libraries stumble in every way there is
-        raise InputError(f"{model_name_or_path}: the model cannot be loaded ({_first_line(error)})") from error
+        raise InputError(f"{model_name_or_path}: the model cannot be loaded ({first_line(error)})") from error
     if dropout is not None:
         for module in encoder.modules():
             if isinstance(module, nn.Dropout):
@@ -201,7 +201,7 @@ def read_model_config(model_name_or_path: str, **hub_options: Any) -> Pretrained
         return AutoConfig.from_pretrained(model_name_or_path, **hub_options)
     except Exception as error:
         raise InputError(
-            f"{model_name_or_path}: no model can be read there ({_first_line(error)}); "
+            f"{model_name_or_path}: no model can be read there ({first_line(error)}); "
             "give an existing folder or a Hugging Face id that this machine can reach"
         ) from error
 
@@ -210,7 +210,7 @@ def _check_device(device: str | None) -> None:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # AssertionError: a torch that was built without this backend
-        raise InputError(f"--device {device} cannot be used ({_first_line(error)}); leave it out or say cpu") from None
+        raise InputError(f"--device {device} cannot be used ({first_line(error)}); leave it out or say cpu") from None
 
 
 def position_limit(config: PretrainedConfig) -> int | None:
@@ -388,7 +388,3 @@ def check_dropout(encoder: SentenceTransformer, sentences: list[str], max_length
     rates = sorted({module.p for module in encoder.modules() if isinstance(module, nn.Dropout)})
     logger.info("dropout rates %s; cosine of two views before training: %.4f", rates, cosine)
     return cosine
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")

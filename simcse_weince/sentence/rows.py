@@ -27,7 +27,7 @@ import pyarrow as pa
 from pyarrow import parquet
 from tqdm.auto import tqdm
 
-from simcse_weince.errors import InputError
+from simcse_weince.errors import InputError, first_line
 from simcse_weince.sentence import wikipedia
 
 _ENDINGS = ".txt, .csv, .tsv, .jsonl, .parquet or .xml (a Wikipedia dump), each also .gz, .bz2 or .xz"
@@ -111,8 +111,9 @@ def find_sources(given: Sequence[str | Path], **hub_options: Any) -> tuple[list[
             try:
                 hub = datasets.load_dataset(item, **hub_options)
             except Exception as error:  # the hub has some twenty kinds of failure; each only means: not to be had
-                reason = str(error).strip().split("\n")[0]
-                raise InputError(f"{item}: no such file, and as a hub data set it cannot be loaded: {reason}") from None
+                raise InputError(
+                    f"{item}: no such file, and as a hub data set it cannot be loaded: {first_line(error)}"
+                ) from None
             found.append(Source(item, "hub", hub=hub))
     if not found:
         raise InputError("no training file was named")
@@ -281,7 +282,7 @@ def _parquet_rows(source: Source) -> Iterator[dict[str, Any]]:
             for batch in table.iter_batches(1000, columns=list(source.columns) or None):
                 yield from batch.to_pylist()
         except pa.ArrowException as error:
-            raise InputError(f"{source.name}: not a whole parquet file ({str(error).splitlines()[0]})") from None
+            raise InputError(f"{source.name}: not a whole parquet file ({first_line(error)})") from None
 
 
 def _hub_rows(source: Source) -> Iterator[dict[str, Any]]:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import EarlyStoppingCallback, set_seed
 
+from simcse_weince import run_folder
 from simcse_weince.errors import InputError
 from simcse_weince.losses import (
     CachedInfoNCELoss,
@@ -26,16 +26,7 @@ from simcse_weince.losses import (
     WeinceLoss,
     text_keys,
 )
-from simcse_weince.outputs import write_json, write_text
-from simcse_weince.run_folder import (
-    CONFIG_NAME,
-    check_same_run,
-    checkpoint_to_resume,
-    clear,
-    only_writer,
-    provenance,
-    train_or_resume,
-)
+from simcse_weince.outputs import write_json
 from simcse_weince.sentence.arguments import (
     DataArguments,
     LossArguments,
@@ -109,7 +100,7 @@ def train(groups: TrainingGroups) -> TrainingResult:
     model_arguments, data_arguments, loss_arguments, arguments, options = groups
     output_dir = Path(str(arguments.output_dir))
     _check_launch(arguments)
-    checkpoint = checkpoint_to_resume(arguments)
+    checkpoint = run_folder.checkpoint_to_resume(arguments)
     dev, test = _graded_pairs(data_arguments, model_arguments.cache_dir, arguments)
     arguments.metric_for_best_model = _metric_name(arguments, dev)
     corpus = _read_corpus(data_arguments, model_arguments.cache_dir, arguments)
@@ -117,10 +108,10 @@ def train(groups: TrainingGroups) -> TrainingResult:
     loss_options = _loss_options(loss_arguments)
     _check_model(model_arguments, arguments)
     if checkpoint is not None:
-        check_same_run(checkpoint, options, _OF_THE_RUN.__contains__)
+        run_folder.check_same_run(checkpoint, options, _OF_THE_RUN.__contains__)
         _check_same_corpus(checkpoint, corpus)
 
-    with only_writer(arguments):
+    with run_folder.only_writer(arguments):
         set_seed(arguments.seed)
         encoder = _build(model_arguments, arguments)
         sample = _first_texts(corpus.dataset)
@@ -131,11 +122,10 @@ def train(groups: TrainingGroups) -> TrainingResult:
         trainer = _build_trainer(encoder, corpus, dev, arguments, loss)
         main_process = trainer.is_world_process_zero()
         if main_process:
-            clear(output_dir, everything=checkpoint is None)
+            run_folder.prepare(output_dir, options, new=checkpoint is None)
             corpus.report.save(output_dir)
-            write_text(output_dir / CONFIG_NAME, yaml.safe_dump(options))
         test_before = _spearman(encoder, test, arguments) if test and main_process else None
-        train_or_resume(trainer, checkpoint)
+        run_folder.train_or_resume(trainer, checkpoint)
         if test and main_process:
             with trainer.without_autocast():  # the score that the model card shows
                 STSEvaluator(test, "sts-test" if test.name == "stsb" else "test", arguments.eval_batch_size)(encoder)
@@ -160,7 +150,7 @@ def train(groups: TrainingGroups) -> TrainingResult:
             if test:
                 result = replace(result, test_after=_spearman(saved, test, arguments))
             run = {
-                **provenance(arguments, str(encoder.dtype)),
+                **run_folder.provenance(arguments, str(encoder.dtype)),
                 "arguments": options,
                 "corpus": corpus.report.to_dict(),
                 "tokens": tokens,

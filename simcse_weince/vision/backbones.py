@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel, ResNetConfig, ResNetModel, ViTConfig, ViTModel
 from transformers.models.resnet.modeling_resnet import ResNetConvLayer
 
-from simcse_weince.errors import InputError
+from simcse_weince.errors import InputError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +111,8 @@ def _load_backbone(name_or_path: str) -> PreTrainedModel:
     try:
         backbone, loading = AutoModel.from_pretrained(name_or_path, dtype=torch.float32, output_loading_info=True)
     except Exception as error:  # a damaged folder makes the host library stumble in every way there is
-        reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
-            f"{name_or_path}: no image encoder can be loaded there ({reason}); "
+            f"{name_or_path}: no image encoder can be loaded there ({first_line(error)}); "
             f"say one of {', '.join(BACKBONES)}, or the folder or Hugging Face id of a model"
         ) from error
     if backbone.main_input_name != "pixel_values":
@@ -159,8 +158,9 @@ class VisionEncoder(nn.Module):
             with torch.no_grad():
                 width = self.eval().features(torch.zeros(1, 3, image_size, image_size)).shape[1]
         except (RuntimeError, ValueError) as error:
-            reason = str(error).strip().split("\n")[0].rstrip(".")
-            raise InputError(f"this encoder does not take images of {image_size} x {image_size} ({reason})") from error
+            raise InputError(
+                f"this encoder does not take images of {image_size} x {image_size} ({first_line(error)})"
+            ) from error
         self.train(mode)
         self.head = nn.Sequential(
             nn.Linear(width, width, bias=False), nn.ReLU(), nn.Linear(width, projection_size, bias=False)

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from simcse_weince.errors import InputError
+from simcse_weince.errors import InputError, first_line
 from simcse_weince.outputs import replacing
 
 SPLITS = {
@@ -117,8 +117,7 @@ def load_images(
     except InputError:
         raise
     except Exception as error:  # what is damaged makes the readers stumble in every way there is
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise InputError(f"{source}: no images can be read there ({reason})") from error
+        raise InputError(f"{source}: no images can be read there ({first_line(error)})") from error
 
 
 def _list_files(source: Path) -> _Files:

@@ -6,20 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from transformers import set_seed
 
+from simcse_weince import run_folder
 from simcse_weince.errors import InputError
-from simcse_weince.outputs import replacing, write_json, write_text
-from simcse_weince.run_folder import (
-    CONFIG_NAME,
-    check_same_run,
-    checkpoint_to_resume,
-    clear,
-    only_writer,
-    provenance,
-    train_or_resume,
-)
+from simcse_weince.outputs import replacing, write_json
 from simcse_weince.vision.arguments import ImageArguments, VisionGroups
 from simcse_weince.vision.backbones import VisionEncoder, build_backbone
 from simcse_weince.vision.datasets import ImageSet, load_images
@@ -48,9 +39,9 @@ def train(groups: VisionGroups) -> dict[str, Any]:
     """
     arguments, chosen = groups.training, groups.chosen
     output_dir = Path(str(arguments.output_dir))
-    checkpoint = checkpoint_to_resume(arguments)
+    checkpoint = run_folder.checkpoint_to_resume(arguments)
     if checkpoint is not None:
-        check_same_run(checkpoint, chosen, lambda name: not name.startswith(_FREE))
+        run_folder.check_same_run(checkpoint, chosen, lambda name: not name.startswith(_FREE))
     criterion, view_options = groups.loss.criterion(), groups.images.view_options()
     with arguments.main_process_first(desc="reading the images"):
         bank, test = load_labelled(groups.images)
@@ -63,7 +54,7 @@ def train(groups: VisionGroups) -> dict[str, Any]:
             f"{groups.images.images}: {len(images.images)} images are fewer than a batch of {needed}; lower "
             "--per_device_train_batch_size"
         )
-    with only_writer(arguments):
+    with run_folder.only_writer(arguments):
         set_seed(arguments.seed)
         size = groups.images.image_size or images.images.shape[-1]
         try:
@@ -77,16 +68,15 @@ def train(groups: VisionGroups) -> dict[str, Any]:
             # What is found out only now: a width of a loaded encoder, an unknown tracker, a missing package.
             raise InputError(" ".join(str(error).split())) from error
         if trainer.is_world_process_zero():
-            clear(output_dir, everything=checkpoint is None)
-            write_text(output_dir / CONFIG_NAME, yaml.safe_dump(chosen))
-        train_or_resume(trainer, checkpoint)
+            run_folder.prepare(output_dir, chosen, new=checkpoint is None)
+        run_folder.train_or_resume(trainer, checkpoint)
         trainer.save_model()
         trainer.save_state()
         if not trainer.is_world_process_zero():
             return {}
         parts = {"train": images, "bank": bank, "test": test}
         record = {
-            **provenance(arguments, "float32"),
+            **run_folder.provenance(arguments, "float32"),
             "arguments": chosen,
             "images": {role: _provenance(part) for role, part in parts.items()},
             "negatives_per_anchor": criterion.most_negatives,
