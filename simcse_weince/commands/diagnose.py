@@ -102,7 +102,7 @@ def _encode(model: str, options: argparse.Namespace) -> tuple[Any, Any, Any]:
     dataset = read_corpus(options.data, text_columns=options.text_column, encoding=options.encoding,
                           max_samples=options.max_samples, cache_dir=options.cache_dir).dataset  # fmt: skip
     texts, *others = ([*dataset[name]] for name in dataset.column_names[:2])
-    encoder = load_encoder(argparse.Namespace(**{**vars(options), "model": model}))
+    encoder = load_encoder(model, options)
     encoder.max_seq_length = min(options.max_seq_length, encoder.max_seq_length or options.max_seq_length)
     size = options.batch_size
     embeddings, keys = encode_texts(encoder, texts, batch_size=size)

@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> None:
     # Blank lines are kept: row i of the array is line i of the file.
     corpus = read_corpus(options.input, text_columns=options.text_column, encoding=options.encoding, keep_blank=True,
                          one_column=True, max_characters=None, cache_dir=options.cache_dir)  # fmt: skip
-    model = load_encoder(options)
+    model = load_encoder(options.model, options)
     column = corpus.dataset.column_names[0]
     vectors = model.encode(
         list(corpus.dataset[column]),

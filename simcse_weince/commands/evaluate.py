@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> None:
     else:
         tasks = parse_tasks(options.tasks) if options.tasks else None
         sets = load_suite(tasks, options.split or "test", options.data_dir, options.cache_dir)
-    model = load_encoder(options)
+    model = load_encoder(options.model, options)
     results = evaluate_model(model, sets, batch_size=options.batch_size, bootstrap=options.bootstrap, seed=options.seed)
     # Gold scores are finite: the reader refuses others.
     check_finite(options.model, all(task.correlations["all"].reason != NOT_FINITE for task in results.tasks))

@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> None:
     from simcse_weince.search.report import SMALLEST_POOL, draw, format_report, measure_search, write_page
     from simcse_weince.sentence.encoder import encode_distinct
 
-    model = load_encoder(options)
+    model = load_encoder(options.model, options)
     sentences = [*anchors, *positives, *pool]
     ids = model.tokenizer(sentences, truncation=True, max_length=model.max_seq_length)["input_ids"]
     tokens = dict(zip(sentences, map(tuple, ids), strict=True))

@@ -78,19 +78,12 @@ def add_encoder_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust_remote_code", action="store_true", help="allow model code from the hub to run")
 
 
-def load_encoder(options: argparse.Namespace) -> "SimCSEEncoder":
-    """Load the encoder that ``MODEL`` and the options of :func:`add_encoder_options` name."""
+def load_encoder(model: str, options: argparse.Namespace) -> "SimCSEEncoder":
+    """Load an encoder as the options of :func:`add_encoder_options` say."""
     from simcse_weince.sentence.encoder import build_encoder
 
-    return build_encoder(
-        options.model,
-        pooler_type=options.pooler_type,
-        tokenizer_name=options.tokenizer_name,
-        torch_dtype=options.torch_dtype,
-        cache_dir=options.cache_dir,
-        trust_remote_code=options.trust_remote_code,
-        device=options.device,
-    )
+    names = ("pooler_type", "tokenizer_name", "torch_dtype", "device", "cache_dir", "trust_remote_code")
+    return build_encoder(model, **{name: getattr(options, name) for name in names})
 
 
 def check_finite(model: str, finite: bool) -> None:

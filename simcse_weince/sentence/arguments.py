@@ -3,7 +3,7 @@
 import logging
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
@@ -75,6 +75,14 @@ class TailArguments:
     evidence_sharpness: float = option(1.0, "Slope of the evidence gate")
     evidence_margin: float = option(2.0, "Evidence at which its gate is half open")
 
+    def values(self, names: Iterable[str]) -> dict[str, Any]:
+        """Options that are set, as keywords of a criterion: the fixed numbers of gate and shape are converted."""
+        options = {name: value for name in names if (value := getattr(self, name)) is not None}
+        for name in {"gate", "shape"} & options.keys():
+            with suppress(ValueError):  # a word is checked by the criterion
+                options[name] = float(options[name])
+        return options
+
 
 @dataclass
 class LossArguments(TailArguments):
@@ -103,11 +111,7 @@ class LossArguments(TailArguments):
             raise InputError(f"--{name} means nothing with --loss {self.loss}; remove it or choose another --loss")
         # The released objective has defaults of its own, which what is not given leaves alone.
         names = given | {"temperature"} if self.loss == "released" else known
-        options = {name: getattr(self, name) for name in names}
-        for name in {"gate", "shape"} & options.keys():
-            with suppress(ValueError):  # a word is checked by the criterion
-                options[name] = float(options[name])
-        return options
+        return self.values(names)
 
 
 @dataclass

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
@@ -81,13 +80,9 @@ class VisionLossArguments(TailArguments):
         """
         known = {item.name for item in fields(self)} - {"loss", "gather_across_devices"}
         names = {"temperature"} if self.loss == "infonce" else known
-        options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        for name in {"gate", "shape"} & options.keys():
-            with suppress(ValueError):  # a word is checked by the criterion
-                options[name] = float(options[name])
         try:
             kinds = {"infonce": InfoNCE, "weince": Weince, "released": ReleasedWeince}
-            return kinds[self.loss](layout="both_views", **options)
+            return kinds[self.loss](layout="both_views", **self.values(names))
         except (ValueError, TypeError) as error:
             raise InputError(f"loss options: {error}") from error
 
