@@ -130,7 +130,8 @@ def train_or_resume(trainer: Trainer, checkpoint: Path | None) -> None:
             trainer._load_from_checkpoint(str(best if trainer.args.load_best_model_at_end else checkpoint))
     if trainer.state.best_model_checkpoint is not None:
         trainer.state.best_model_checkpoint = Path(trainer.state.best_model_checkpoint).name
-    if not all(torch.isfinite(weight).all() for weight in trainer.model.parameters()):
+    model: Any = trainer.model
+    if not all(torch.isfinite(weight).all() for weight in model.parameters()):
         raise InputError("the training diverged: weights are not finite, and are not saved; lower --learning_rate")
 
 
