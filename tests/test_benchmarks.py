@@ -1,0 +1,30 @@
+"""The benchmark scripts run, at a size of nothing, so that they are there when someone has the machine for them."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts" / "benchmarks"
+
+
+def run(name: str, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> list[str]:
+    """Lines that a script prints."""
+    monkeypatch.setattr(sys, "argv", [name, *arguments.split()])
+    runpy.run_path(str(SCRIPTS / name), run_name="__main__")
+    return capsys.readouterr().out.splitlines()
+
+
+def test_gpu_script_on_a_cpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    sizes = "--device cpu --layers 1 --width 24 --batches 8 20 --mini_batch_size 8 --repetitions 3 --float32"
+    lines = run("gpu.py", sizes, monkeypatch, capsys)
+    assert [int(line.split()[0]) for line in lines[-2:]] == [8, 20]
+    assert all(float(cell) > 0 for line in lines[-2:] for cell in (line.split()[1], line.split()[2], line.split()[6]))
+
+
+def test_criterion_speed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    lines = run("criterion_speed.py", "--sizes 16 --repetitions 2", monkeypatch, capsys)
+    ratios = {line.split("  ")[0]: float(line[34:].split()[0]) for line in lines[2:]}
+    assert ratios.keys() == {"WEINCE / InfoNCE", "WEINCE, likelihood / InfoNCE", "WEINCE / floor", "InfoNCE / floor"}
+    assert min(ratios.values()) > 0
