@@ -1,7 +1,9 @@
 """The folder of a training run, of sentences or of images: who may write there, and how an earlier run goes on."""
 
+import json
 import logging
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,16 +13,36 @@ from typing import Any
 import torch
 import yaml
 from filelock import FileLock, Timeout
-from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from simcse_weince.errors import InputError
 from simcse_weince.outputs import versions, write_text
-from simcse_weince.sentence.trainer import LogCallback, is_complete_checkpoint, last_complete_checkpoint
 
 logger = logging.getLogger(__name__)
 
 _CONFIG_NAME = "training_config.yaml"
+
+
+class LogCallback(TrainerCallback):
+    """Writes each entry of the training log as one line through logging, where there is no progress bar to write to."""
+
+    _UNTOLD = ("runtime", "per_second", "total_flos", "epoch")
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log the numbers with four digits, less those that say nothing about the training."""
+        numbers = {name: value for name, value in (logs or {}).items() if not name.endswith(self._UNTOLD)}
+        if state.is_local_process_zero and numbers:
+            told = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in numbers.items())
+            logger.info("step %d: %s", state.global_step, told)
 
 
 def checkpoint_to_resume(arguments: Any) -> Path | None:
@@ -153,3 +175,23 @@ def provenance(arguments: TrainingArguments, weights: str) -> dict[str, Any]:
         "processes": arguments.world_size,
         "precision": "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else weights,
     }
+
+
+def is_complete_checkpoint(folder: Path) -> bool:
+    """Whether a training can go on from this folder; a run that is killed while saving leaves a partial one."""
+    try:
+        # Written last, so that a whole one means that everything else is there.
+        json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return all((folder / name).is_file() for name in (OPTIMIZER_NAME, SCHEDULER_NAME))
+
+
+def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
+    """The newest checkpoint that a training can go on from, or None."""
+    steps = {}
+    for folder in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        step = folder.name.rsplit("-", 1)[-1]
+        if step.isdigit() and is_complete_checkpoint(folder):
+            steps[int(step)] = folder
+    return steps[max(steps)] if steps else None

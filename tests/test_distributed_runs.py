@@ -19,10 +19,10 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from simcse_weince import InfoNCELoss, SimCSEArguments, SimCSETrainer, STSEvaluator, WeinceLoss
+from simcse_weince.run_folder import last_complete_checkpoint
 from simcse_weince.sentence.arguments import parse_training_arguments
 from simcse_weince.sentence.encoder import build_encoder
 from simcse_weince.sentence.pairs import read_pairs
-from simcse_weince.sentence.trainer import last_complete_checkpoint
 from simcse_weince.sentence.training_run import train
 from tests.distributed import launched, run_distributed
 from tests.test_training_run import (

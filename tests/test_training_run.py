@@ -18,10 +18,10 @@ from sentence_transformers import SentenceTransformer
 
 from simcse_weince import InfoNCELoss, ReleasedWeince, SimCSEArguments, SimCSETrainer, STSEvaluator, WeinceLoss
 from simcse_weince.cli import main
+from simcse_weince.run_folder import last_complete_checkpoint
 from simcse_weince.sentence.arguments import parse_training_arguments
 from simcse_weince.sentence.encoder import build_encoder, view_cosine
 from simcse_weince.sentence.pairs import read_pairs
-from simcse_weince.sentence.trainer import last_complete_checkpoint
 from simcse_weince.sentence.training_run import train
 from tests.tiny_models import write_tiny_bert
 

@@ -3,7 +3,9 @@
     python scripts/benchmarks/vision_step.py
 
 Every repetition times one step with each criterion, one after the other, on the same views, so that whatever else the
-machine does hits them alike; printed are medians and quartiles of the ratios. A GPU is used if there is one.
+machine does hits them alike; printed are medians and quartiles of the ratios. Steps scatter by more than the criteria
+differ, so the criteria are also timed alone, on the projections of such a step, and their difference is given as a
+share of the step. A GPU is used if there is one.
 """
 
 import argparse
@@ -54,7 +56,13 @@ def main() -> None:
             torch.accelerator.synchronize()
         return time.perf_counter() - start
 
-    shares, ratios, lengths = [], [], []
+    def compare(projections: tuple[Tensor, Tensor], criterion: torch.nn.Module) -> None:
+        for _ in range(10):
+            criterion(*(projection.detach().requires_grad_() for projection in projections)).backward()
+
+    shares, ratios, lengths, extras = [], [], [], []
+    with torch.no_grad():
+        projections = encoder(torch.cat(make_views(images))).float().chunk(2)
     for repetition in range(options.repetitions + 2):
         views = seconds(partial(make_views, images))
         pair = make_views(images)
@@ -64,9 +72,11 @@ def main() -> None:
             shares.append(views / (views + times["InfoNCE"]))
             ratios.append((views + times["WEINCE"]) / (views + times["InfoNCE"]))
             lengths.append(views + times["InfoNCE"])
+            alone = {name: seconds(partial(compare, projections, criterion)) / 10 for name, criterion in order}
+            extras.append((alone["WEINCE"] - alone["InfoNCE"]) / lengths[-1])
     print(f"{device}, batch {options.batch_size}, width {options.width:g}, {options.repetitions} repetitions")
     for name, values in (("views, share of the step", shares), ("step of WEINCE / step of InfoNCE", ratios),
-                         ("step of InfoNCE, s", lengths)):  # fmt: skip
+                         ("WEINCE less InfoNCE alone / step", extras), ("step of InfoNCE, s", lengths)):  # fmt: skip
         low, middle, high = statistics.quantiles(values, n=4)
         print(f"{name:34}{middle:8.4f}   quartiles {low:.4f} to {high:.4f}")
 

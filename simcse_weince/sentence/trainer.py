@@ -1,6 +1,5 @@
 """The trainer: SentenceTransformerTrainer plus what SimCSE needs and the host leaves open, and nothing else."""
 
-import json
 import logging
 import math
 import os
@@ -16,7 +15,7 @@ from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.data_collator import BaseDataCollator
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from simcse_weince.errors import InputError
@@ -41,26 +40,6 @@ def with_stats(logs: dict[str, float], step: int, stats: Callable[[], dict[str, 
             "checkpoints before are kept"
         )
     return {**logs, **stats()} if "loss" in logs else logs
-
-
-class LogCallback(TrainerCallback):
-    """Writes each entry of the training log as one line through logging, where there is no progress bar to write to."""
-
-    _UNTOLD = ("runtime", "per_second", "total_flos", "epoch")
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Log the numbers with four digits, less those that say nothing about the training."""
-        numbers = {name: value for name, value in (logs or {}).items() if not name.endswith(self._UNTOLD)}
-        if state.is_local_process_zero and numbers:
-            told = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in numbers.items())
-            logger.info("step %d: %s", state.global_step, told)
 
 
 class LossStatsCallback(TrainerCallback):
@@ -241,23 +220,3 @@ def _load_loss_state(trainer: SentenceTransformerTrainer, folder: Path) -> None:
         raise ValueError(f"{path} does not fit this run: it holds {sorted(saved)}, not {sorted(expected)}")
     for name, tensor in expected.items():
         tensor.data.copy_(saved[name])
-
-
-def is_complete_checkpoint(folder: Path) -> bool:
-    """Whether a training can go on from this folder; a run that is killed while saving leaves a partial one."""
-    try:
-        # Written last, so that a whole one means that everything else is there.
-        json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return all((folder / name).is_file() for name in (OPTIMIZER_NAME, SCHEDULER_NAME))
-
-
-def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
-    """The newest checkpoint that a training can go on from, or None."""
-    steps = {}
-    for folder in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        step = folder.name.rsplit("-", 1)[-1]
-        if step.isdigit() and is_complete_checkpoint(folder):
-            steps[int(step)] = folder
-    return steps[max(steps)] if steps else None
