@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,10 +31,14 @@ def test_the_three_uses_run_in_order(tmp_path, minilm):
 
 
 def test_every_option_it_names_exists():
-    from simcse_weince.sentence.arguments import _GROUPS, _Parser
+    from transformers import HfArgumentParser
+
+    from simcse_weince.sentence.arguments import DataArguments, LossArguments, ModelArguments, SimCSEArguments
     from simcse_weince.vision.arguments import EncoderArguments, EvaluationArguments, ImageArguments, VisionArguments
 
-    parsers = _Parser(_GROUPS), _Parser([ImageArguments, EncoderArguments, EvaluationArguments, VisionArguments])
+    text: Any = [ModelArguments, DataArguments, LossArguments, SimCSEArguments]
+    images: Any = [ImageArguments, EncoderArguments, EvaluationArguments, VisionArguments]
+    parsers = HfArgumentParser(text), HfArgumentParser(images)
     known = {option for parser in parsers for action in parser._actions for option in action.option_strings}
     sources = "".join(path.read_text() for path in (ROOT / "simcse_weince" / "commands").glob("*.py"))
     of_accelerate = {"--multi_gpu", "--num_processes", "--cpu"}
