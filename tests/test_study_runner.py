@@ -203,12 +203,17 @@ def test_a_run_on_several_devices_is_started_by_accelerate(place, trained):  # n
 @pytest.mark.slow
 def test_its_processes_find_one_another_on_cpus(tmp_path):
     """`accelerate launch --cpu --num_processes 2` starts a single process where there is no MPI."""
+    # each process leaves a file of its own: lines that two of them write to one pipe can run into each other
     (tmp_path / "world.py").write_text(
-        "from transformers import TrainingArguments\nprint('world', TrainingArguments('x').world_size)\n"
+        "import os, pathlib\n"
+        "from transformers import TrainingArguments\n"
+        "world_size = str(TrainingArguments('x').world_size)\n"
+        "(pathlib.Path(__file__).parent / f'rank{os.environ[\"RANK\"]}').write_text(world_size)\n"
     )
     environment = {**os.environ, **runner._slots(1, 2)[0], "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([*runner._launcher(2), "world"], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.stdout.count("world 2") == 2, done.stderr[-2000:]
+    world_sizes = {file.name: file.read_text() for file in tmp_path.glob("rank*")}
+    assert world_sizes == {"rank0": "2", "rank1": "2"}, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("words", [["--shard", "3/2"], ["--shard", "x"], ["--set", "steps"], ["--parallel", "0"]])
