@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -537,11 +538,12 @@ class Weince(InfoNCE):
         look = super()._look(chunk, cosine, dropped)
         hard = _only_negatives(chunk, cosine, dropped)
         size = max(1, tail_size(chunk.most_negatives, self.tail_fraction, self.min_tail_size))
-        smallest = shortfall(hard.topk(size).values)
+        smallest = shortfall(_largest(hard, size))
+        negatives = chunk.most_negatives if dropped is None else look.negatives
         fraction, minimum = self.tail_fraction, self.min_tail_size
-        fit = fit_tail(smallest, look.negatives, fraction=fraction, minimum=minimum, evidence=self.evidence)
+        fit = fit_tail(smallest, negatives, fraction=fraction, minimum=minimum, evidence=self.evidence)
         pool = min(self._pool_size(chunk), hard.numel())
-        pooled = shortfall(hard.flatten().topk(pool).values) if pool else look.pooled
+        pooled = shortfall(_largest(hard.view(1, -1), pool)[0]) if pool else look.pooled
         return _Look(torch.cat([look.anchors, _Look.columns(*fit)], dim=1), pooled)
 
     def _pool_size(self, comparison: Comparison) -> int:
@@ -751,6 +753,16 @@ def _cross_entropy(logits: Tensor, slope: Tensor | float, positive: Tensor) -> t
 def _only_negatives(chunk: Comparison, cosine: Tensor, dropped: Tensor | None) -> Tensor:
     """``cosine`` (A, C) with -inf in place of everything but the unmasked negatives."""
     return chunk.fill(cosine.scatter(1, chunk.positive, -math.inf), dropped, -math.inf)
+
+
+def _largest(values: Tensor, size: int) -> Tensor:
+    """The ``size`` largest ``values`` of each row, largest first; the order of ``values`` may change."""
+    if values.device.type != "cpu":
+        return values.topk(size).values
+    # Several times as fast as topk of the same torch, release 2.13: numpy selects and sorts with vector instructions.
+    array = values.numpy()
+    array.partition(array.shape[1] - size, axis=1)
+    return torch.from_numpy(np.sort(array[:, array.shape[1] - size :], axis=1)).flip(1)
 
 
 def _unit_vectors(embeddings: Tensor) -> tuple[Tensor, Tensor]:

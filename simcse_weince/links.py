@@ -8,6 +8,10 @@ Erol, Evren, Ozel, Morgan, Ryu, Zheng, "When Softmax Fails at the Top: Extreme-V
 ICML 2026, arXiv 2606.00262.
 """
 
+import math
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -46,7 +50,7 @@ def blended_link(
     Both links are finite, so ``blend = 0`` is :func:`softmax_link` and ``blend = 1`` is :func:`shortfall_link` to the
     last bit, in value and gradient. ``blend`` and ``shape`` broadcast against ``cosine``: (A, 1) against (A, C).
     """
-    return (1 - blend) * softmax_link(cosine, temperature) + shortfall_link(cosine, blend * shape, floor)
+    return shortfall_link(cosine, blend * shape, floor).add_((1 - blend) * softmax_link(cosine, temperature))
 
 
 def blended_slope(
@@ -56,5 +60,5 @@ def blended_slope(
 
     Beyond the endpoint, where rounding may take a cosine, the shortfall is constant and only the first part is left.
     """
-    below = blend * shape / (shortfall(cosine) + floor)
-    return (1 - blend) / temperature + below.masked_fill_(cosine > 1, 0)
+    distance = F.threshold(1 - cosine, -torch.finfo(cosine.dtype).tiny, math.inf)
+    return (blend * shape / distance.add_(floor)).add_((1 - blend) / temperature)

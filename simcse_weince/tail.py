@@ -5,8 +5,9 @@ Ozel, Morgan, Ryu, Zheng, "When Softmax Fails at the Top: Extreme-Value Correcti
 arXiv 2606.00262.
 """
 
+import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,8 +70,60 @@ def burn_in(size: int) -> int:
     return max(1, size // 20)
 
 
+class _Ranks(NamedTuple):
+    """What a fit needs to know of the ranks of a tail.
+
+    They depend on numbers of negatives alone: A is 1 if all anchors have equally many.
+
+    Attributes:
+        fitted: (A, k) 1 for the order statistics that are fitted, else 0.
+        points: (A, 1) number of these.
+        responses: (R, A, k) what the lines in ``log d`` are fitted to: ``log F`` and, for a regression,
+            ``log(-log F)``; less their means, 0 where nothing is fitted.
+        variation: (A,) sum of squares of the first response.
+        first: (A, 1) place of the first shortfall that is fitted.
+        last: (A, 1) place of the threshold, the largest shortfall of the tail.
+        below: (A, k) 1 for the shortfalls below the threshold, else 0.
+        excesses: (A,) number of these, at least 1.
+        enough: (A,) True if there are negatives enough.
+    """
+
+    fitted: Tensor
+    points: Tensor
+    responses: Tensor
+    variation: Tensor
+    first: Tensor
+    last: Tensor
+    below: Tensor
+    excesses: Tensor
+    enough: Tensor
+
+
+def _ranks(negatives: Tensor, k: int, dtype: torch.dtype, fraction: float, minimum: int, evidence: str) -> _Ranks:
+    count = negatives[:, None].to(dtype)
+    size = share(fraction, negatives)[:, None].to(dtype).clamp(min=minimum).minimum(count.clamp(min=1))
+    burn = (size / 20).floor().clamp(min=1)
+    rank = torch.arange(1, k + 1, dtype=dtype, device=negatives.device)
+    fitted = ((rank > burn) & (rank <= size)).to(dtype)
+    points = fitted.sum(-1, keepdim=True)
+    log_rank = (rank.minimum(size) / (size + 1)).log()
+    responses = torch.stack([log_rank, (-log_rank).log()] if evidence == "regression" else [log_rank])
+    responses = _centred(responses, fitted, points)
+    last = (size.long() - 1).clamp(min=0)
+    return _Ranks(
+        fitted, points, responses, responses[0].square().sum(-1).clamp(min=RESOLUTION),
+        burn.long().minimum(last), last, (rank < size).to(dtype), (size[:, 0] - 1).clamp(min=1),
+        ((count >= FEWEST_NEGATIVES) & (points > 2))[:, 0],
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=16)
+def _equal_ranks(negatives: int, device: torch.device, *options: Any) -> _Ranks:
+    return _ranks(torch.tensor([negatives], device=device), *options)
+
+
 @torch.no_grad()
-def fit_tail(smallest: Tensor, negatives: Tensor, *, fraction: float, minimum: int, evidence: str) -> TailFit:
+def fit_tail(smallest: Tensor, negatives: Tensor | int, *, fraction: float, minimum: int, evidence: str) -> TailFit:
     """Fit the Weibull and the Gumbel tail to each anchor's smallest shortfalls.
 
     ``evidence="regression"`` is the paper's comparison: least-squares lines in ``log d`` for ``log F`` (its slope is
@@ -81,7 +134,7 @@ def fit_tail(smallest: Tensor, negatives: Tensor, *, fraction: float, minimum: i
     Args:
         smallest: (A, k) shortfalls up to 2, in increasing order, +inf where an anchor has fewer than k negatives; k is
             at least the tail size of every anchor.
-        negatives: (A,) number of unmasked negatives.
+        negatives: (A,) number of unmasked negatives, or one number for all anchors, which is faster.
         fraction: share of the negatives that makes up the tail.
         minimum: tail size below which the share does not go.
         evidence: "regression" or "likelihood".
@@ -89,46 +142,41 @@ def fit_tail(smallest: Tensor, negatives: Tensor, *, fraction: float, minimum: i
     Returns:
         The fits; ``evidence``, ``shape`` and ``r_squared`` are 0 where the tail is too small or has no spread.
     """
-    dtype = smallest.dtype
-    count = negatives[:, None].to(dtype)
-    size = share(fraction, negatives)[:, None].to(dtype).clamp(min=minimum).minimum(count.clamp(min=1))
-    burn = (size / 20).floor().clamp(min=1)
-    rank = torch.arange(1, smallest.shape[1] + 1, dtype=dtype, device=smallest.device)
-    fitted = ((rank > burn) & (rank <= size)).to(dtype)
-    points = fitted.sum(-1, keepdim=True)
+    options = (smallest.shape[1], smallest.dtype, fraction, minimum, evidence)
+    if isinstance(negatives, int):
+        ranks = _equal_ranks(negatives, smallest.device, *options)
+    else:
+        ranks = _ranks(negatives, *options)
 
     # Few operations, because for a small batch their number is the cost: absent shortfalls (+inf) become finite and get
     # the weight 0, and both lines are fitted at once.
     smallest = smallest.clamp(RESOLUTION, 2)
-    log_shortfall, log_rank = smallest.log(), (rank.minimum(size) / (size + 1)).log()
-    responses = [log_rank, (-log_rank).log()] if evidence == "regression" else [log_rank]
-    x, y = (_centred(values, fitted, points) for values in (log_shortfall, torch.stack(responses)))
+    log_shortfall = smallest.log()
+    x, y = _centred(log_shortfall, ranks.fitted, ranks.points), ranks.responses
     slope = (x * y).sum(-1) / x.square().sum(-1).clamp(min=1e-12)
     error = (y - slope[..., None] * x).square().sum(-1)
-    r_squared = 1 - error[0] / y[0].square().sum(-1).clamp(min=RESOLUTION)
+    r_squared = 1 - error[0] / ranks.variation
 
-    last = (size.long() - 1).clamp(min=0)
-    threshold = smallest.gather(1, last)
-    first = smallest.gather(1, burn.long().minimum(last))
+    rows = (len(smallest), 1)
+    threshold, first = smallest.gather(1, ranks.last.expand(rows)), smallest.gather(1, ranks.first.expand(rows))
     # Equal shortfalls plus rounding noise fit any line: such a tail says nothing.
-    estimable = (count >= FEWEST_NEGATIVES) & (points > 2) & (threshold - first > 10 * RESOLUTION)
+    estimable = ranks.enough & (threshold - first > 10 * RESOLUTION)[:, 0]
 
     if evidence == "regression":
         # A line that rises the wrong way is no model of a tail: the penalty decides against it.
         error = error + 1e6 * torch.stack([slope[0] <= 0, slope[1] >= 0])
         log_error = error.clamp(min=1e-12).log()
-        shape, score = slope[0].clamp(min=0), points[:, 0] * (log_error[1] - log_error[0])
+        shape, score = slope[0].clamp(min=0), ranks.points[:, 0] * (log_error[1] - log_error[0])
     else:
-        below, excesses = (rank < size).to(dtype), (size[:, 0] - 1).clamp(min=1)
-        log_ratio = ((threshold.log() - log_shortfall) * below).sum(-1).clamp(min=RESOLUTION)
-        scale = ((threshold - smallest) * below).sum(-1).clamp(min=RESOLUTION) / excesses
+        excesses = ranks.excesses
+        log_ratio = ((threshold.log() - log_shortfall) * ranks.below).sum(-1).clamp(min=RESOLUTION)
+        scale = ((threshold - smallest) * ranks.below).sum(-1).clamp(min=RESOLUTION) / excesses
         shape = excesses / log_ratio
         # 2 * (loglik_W - loglik_G), in which sum(log d) and both exponents cancel to this.
         score = 2 * (excesses * (shape * scale / threshold[:, 0]).log() + log_ratio)
 
-    estimable = estimable[:, 0]
     shape, score, r_squared = (torch.stack([shape, score, r_squared]) * estimable).unbind()
-    return TailFit(smallest[:, 0], shape, score, r_squared, points[:, 0], estimable)
+    return TailFit(smallest[:, 0], shape, score, r_squared, ranks.points[:, 0].expand(len(smallest)), estimable)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from simcse_weince import InfoNCE, ReleasedWeince, Weince
+from simcse_weince.criterion import _largest
 from tests import reference
 
 CASES = ["text_temperature", "vision_temperature", "clustered_margin6", "large_tail"]
@@ -443,3 +444,11 @@ def test_large_batches_are_chunked_by_themselves(monkeypatch):
         assert rows[0] == rows_at_once
     torch.testing.assert_close(results[1], results[0])
     torch.testing.assert_close(results[2], results[0])
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_the_hardest_negatives_are_those_of_topk(size):
+    values = torch.randn(9, 40).round(decimals=1)  # with ties
+    values[0, 3:], values[1, 5], values[2] = -torch.inf, torch.nan, 0.5
+    expected = values.topk(size).values
+    torch.testing.assert_close(_largest(values, size), expected, rtol=0, atol=0, equal_nan=True)

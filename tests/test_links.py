@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from simcse_weince.links import blended_link, power_link, shortfall, shortfall_link, softmax_link
+from simcse_weince.links import blended_link, blended_slope, power_link, shortfall, shortfall_link, softmax_link
 
 COSINE = torch.tensor([-1.0, -0.3, 0.0, 0.5, 0.99, 1 - 1e-6, 1.0, 1.0000002])
 
@@ -54,3 +54,11 @@ def test_blended_link_gradcheck():
     cosine = torch.linspace(-0.9, 0.9, 12, dtype=torch.float64).view(3, 4).requires_grad_()
     blend, shape = torch.tensor([[0.0], [0.4], [1.0]]).double(), torch.tensor([[1.0], [2.0], [5.0]]).double()
     assert torch.autograd.gradcheck(lambda s: blended_link(s, blend, shape, 0.05), cosine)
+
+
+@pytest.mark.parametrize("blend", [0.0, 0.4, 1.0])
+def test_blended_slope_is_the_derivative_also_beyond_the_cap(blend):
+    cosine = COSINE.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(blended_link(cosine, blend, 3.0, 0.05).sum(), cosine)
+    torch.testing.assert_close(blended_slope(COSINE, blend, 3.0, 0.05), slope)
+    assert slope[-1] == (1 - blend) / 0.05 and slope[-2] == pytest.approx((1 - blend) / 0.05 + blend * 3 / 1e-4)

@@ -127,3 +127,12 @@ def test_pivot_is_the_nearest_rank_over_anchors_with_negatives():
     lonely = torch.tensor([20, 0, 20, 20, 20])
     assert nearest_rank(hardness, lonely, 0.0).item() == pytest.approx(0.2)
     assert nearest_rank(hardness, torch.zeros(5, dtype=torch.long), 0.2).isfinite()
+
+
+@pytest.mark.parametrize("evidence", ["regression", "likelihood"])
+@pytest.mark.parametrize("negatives", [1, 9, 10, 33, 345])
+def test_one_number_of_negatives_for_all_anchors_changes_nothing(evidence, negatives):
+    smallest = draw("sphere3", 4, negatives).sort(1).values[:, : max(1, tail_size(negatives, 0.1, 32))]
+    one = fit_tail(smallest, negatives, evidence=evidence, **OPTIONS)
+    each = fit_tail(smallest, torch.full((4,), negatives), evidence=evidence, **OPTIONS)
+    assert all(torch.equal(a, b) for a, b in zip(one, each, strict=True))
