@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from simcse_weince.cli import main
 from simcse_weince.extremes.link_choice import LinkChoice
 from simcse_weince.extremes.pot import PotFit
 from simcse_weince.extremes.report import diagnose, read_verdict
+from simcse_weince.extremes.scores import encode_images
+from simcse_weince.vision.backbones import VisionEncoder, build_backbone
+from simcse_weince.vision.views import ViewOptions, evaluation_view
 from tests.test_page import CHROMIUM, Reader, open_in_chromium
 
 
@@ -141,10 +145,47 @@ def test_dg06_an_encoder_without_dropout_has_no_views_and_rounding_is_no_tail(tm
     assert found["link"] is None and found["pot"]["shape"] is None
 
 
+@pytest.fixture(scope="module")
+def image_encoder(tmp_path_factory):
+    """A small encoder with a trained head, and 120 training and 10 test images, of which the first two are equal."""
+    folder = tmp_path_factory.mktemp("images")
+    torch.manual_seed(0)
+    encoder = VisionEncoder(build_backbone("resnet18", image_size=8, width=0.125), 8, projection_size=16)
+    encoder.save_pretrained(folder / "encoder")
+    pixels = np.random.default_rng(0).integers(0, 256, (130, 8, 8, 3), dtype=np.uint8)
+    pixels[1] = pixels[0]
+    labels = np.arange(130) % 3
+    np.savez(folder / "i.npz", x_train=pixels[:120], y_train=labels[:120], x_test=pixels[120:], y_test=labels[120:])
+    return folder
+
+
+def test_an_encoder_of_images_is_diagnosed_by_its_projections(image_encoder, tmp_path):
+    words = [str(image_encoder / "encoder"), "--images", str(image_encoder / "i.npz"), "--json", str(tmp_path / "n")]
+    assert main(["diagnose", *words, "--bootstrap", "20", "--view_anchors", "60", "--device", "cpu"]) == 0
+    found = json.loads((tmp_path / "n").read_text())["diagnoses"][0]
+    assert found["name"] == "encoder" and found["link"]["anchors"] == 60
+    assert found["measures"]["anchors"] == 120 and found["measures"]["pairs left out as duplicates"] == 2
+
+
+def test_images_are_embedded_as_the_criterion_sees_them(image_encoder):
+    encoder, options = VisionEncoder.from_pretrained(image_encoder / "encoder"), ViewOptions(normalize=[[0.5] * 3] * 2)
+    pixels = torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8)
+    whole = encode_images(encoder, pixels, options, batch_size=7)
+    seen = evaluation_view(pixels, 8, options.normalize)
+    torch.testing.assert_close(whole, encoder.eval()(seen).detach(), rtol=1e-4, atol=1e-6)
+    first, again, second = (encode_images(encoder, pixels, options, view_seed=seed) for seed in (4, 4, 5))
+    assert torch.equal(first, again) and not torch.allclose(first, second) and not torch.allclose(first, whole)
+    encoder.head_is_trained = False
+    assert encode_images(encoder, pixels, options).shape == (20, 64)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a MODEL and DATA, or a .npy"),
+        ([], "name a MODEL and DATA, a MODEL and --images, or a .npy"),
+        (["{tiny_bert}", "text.txt", "--images", "i.npz"], "--images i.npz: leave out DATA"),
+        (["x.npy", "--images", "i.npz"], "name encoders of images, not a .npy"),
+        (["{tiny_bert}", "--images", "i.npz"], "a BertModel takes input_ids, not images"),
         (["{tiny_bert}"], "name the sentences to look at, as DATA"),
         (["missing.npy"], "missing.npy: no array can be read there"),
         (["{flat}"], "shape (3,); give floats in 2 dimensions"),

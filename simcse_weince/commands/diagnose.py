@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from simcse_weince.commands.shared_options import (
@@ -11,6 +12,7 @@ from simcse_weince.commands.shared_options import (
     at_least,
     check_output,
     load_encoder,
+    on_chosen_device,
 )
 from simcse_weince.errors import InputError
 
@@ -22,6 +24,10 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("model", metavar="MODEL", nargs="?", help="encoder, or a .npy of embeddings (N, d)")
     parser.add_argument("data", metavar="DATA", nargs="?", help="sentences, or pairs in two columns; for a .npy: "
                         "nothing, or the .npy of the positives of its rows")  # fmt: skip
+    parser.add_argument(
+        "--images", metavar="SOURCE", help="instead of DATA, for an encoder of images: as in vision-eval"
+    )
+    parser.add_argument("--split", choices=["train", "test", "unlabeled"], default="train", help="images to look at")
     parser.add_argument("--compare", nargs="+", default=[], metavar="MODEL", help="further encoders on the same page")
     parser.add_argument("--noise_floor", action="store_true", help="instead: what the wrong link costs, by simulation")
     parser.add_argument("--report", metavar="FILE.html", help="write the page")
@@ -29,12 +35,13 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--plots", metavar="DIR", help="write the figures as PNG")
     parser.add_argument("--text_column", action="append", help="column of the sentences; twice for pairs")
     parser.add_argument("--encoding", default="utf-8", help="encoding of DATA")
-    parser.add_argument("--max_samples", type=at_least(2), help="use the first so many sentences")
+    parser.add_argument("--max_samples", type=at_least(2), help="use the first so many sentences or images")
     parser.add_argument("--max_seq_length", type=at_least(3), default=32, help="cut sentences, as training does")
     parser.add_argument("--view_anchors", type=at_least(2), default=5000,
-                        help="sentences that get two views by dropout, for what needs positives")  # fmt: skip
+                        help="how many get two views, by dropout or as images, for what needs positives")  # fmt: skip
     parser.add_argument("--quantile", type=float, default=0.99, help="cosines above this quantile are fitted")
-    parser.add_argument("--train_batch_size", type=at_least(2), default=64, help="batch that is thought of")
+    parser.add_argument("--train_batch_size", type=at_least(2),
+                        help="batch that is thought of; default: 64, of images 256")  # fmt: skip
     parser.add_argument("--bootstrap", type=at_least(2), default=200, help="samples over anchors for the intervals")
     parser.add_argument("--seed", type=at_least(0), default=0, help="seed of dropout, samples and bootstrap")
     add_encoder_options(parser)
@@ -46,9 +53,14 @@ def run(arguments: Sequence[str]) -> None:
     if not 0.9 <= options.quantile <= 0.9995:
         raise InputError(f"--quantile {options.quantile} is not between 0.9 and 0.9995")
     if not (options.model or options.noise_floor):
-        raise InputError("name a MODEL and DATA, or a .npy of embeddings; see simcse-weince diagnose --help")
+        raise InputError(
+            "name a MODEL and DATA, a MODEL and --images, or a .npy of embeddings; see simcse-weince diagnose --help"
+        )
 
-    from simcse_weince.extremes.report import build_page, diagnose, noise_floor_page
+    if options.images and (options.data or any(model.endswith(".npy") for model in (options.model, *options.compare))):
+        raise InputError(f"--images {options.images}: leave out DATA, and name encoders of images, not a .npy")
+
+    from simcse_weince.extremes.report import TEMPERATURE, build_page, diagnose, noise_floor_page
     from simcse_weince.outputs import shown_name, versions, write_json
 
     if options.noise_floor:
@@ -56,10 +68,15 @@ def run(arguments: Sequence[str]) -> None:
     else:
         found = []
         for model in (options.model, *options.compare):
-            embedded = _embeddings(model, options.data) if model.endswith(".npy") else _encode(model, options)
+            if model.endswith(".npy"):
+                embedded = _embeddings(model, options.data)
+            else:
+                embedded = (_encode_images if options.images else _encode)(model, options)
+            batch_size = options.train_batch_size or (256 if options.images else 64)
             try:
                 found.append(diagnose(shown_name(model), *embedded, tail_quantile=options.quantile, seed=options.seed,
-                                      batch_size=options.train_batch_size, bootstrap=options.bootstrap))  # fmt: skip
+                                      batch_size=batch_size, temperature=0.5 if options.images else TEMPERATURE,
+                                      bootstrap=options.bootstrap))  # fmt: skip
             except ValueError as error:
                 raise InputError(f"{model}: {error}") from error
         page, record = build_page(found), {"diagnoses": [diagnosis.to_json() for diagnosis in found]}
@@ -115,3 +132,30 @@ def _encode(model: str, options: argparse.Namespace) -> tuple[Any, Any, Any]:
     if torch.equal(first, second):  # dropout is off, and such views say nothing
         return embeddings, keys, None
     return embeddings, keys, (first, second, *2 * (None if keys is None else keys[rows],))
+
+
+def _encode_images(model: str, options: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """What the criterion compares: projections, or features of an encoder without a head; and two views of some."""
+    import torch
+    import yaml
+
+    from simcse_weince.extremes.scores import encode_images
+    from simcse_weince.vision.arguments import ImageArguments
+    from simcse_weince.vision.backbones import VisionEncoder
+    from simcse_weince.vision.datasets import load_images
+
+    saved = Path(model, "training_config.yaml")
+    views = (yaml.safe_load(saved.read_text(encoding="utf-8")) or {}).get("views") if saved.is_file() else None
+    view_options = ImageArguments(images=options.images, views=views).view_options()
+    encoder = VisionEncoder.from_pretrained(model)
+    images = load_images(
+        options.images, options.split, image_size=encoder.image_size, cache_dir=options.cache_dir
+    ).images
+    images, on_device = images[: options.max_samples], on_chosen_device(encoder, options.device)
+    keys = torch.tensor([hash(image.numpy().tobytes()) for image in images])
+    rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(options.seed))[: options.view_anchors]
+    embeddings, first, second = (
+        encode_images(on_device, part, view_options, batch_size=options.batch_size, view_seed=seed)
+        for part, seed in ((images, None), (images[rows], 2 * options.seed), (images[rows], 2 * options.seed + 1))
+    )
+    return embeddings, keys, (first, second, keys[rows], keys[rows])

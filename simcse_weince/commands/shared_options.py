@@ -12,6 +12,7 @@ from simcse_weince.errors import InputError
 
 if TYPE_CHECKING:
     from simcse_weince.sentence.encoder import SimCSEEncoder
+    from simcse_weince.vision.backbones import VisionEncoder
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -84,6 +85,16 @@ def load_encoder(model: str, options: argparse.Namespace) -> "SimCSEEncoder":
 
     names = ("pooler_type", "tokenizer_name", "torch_dtype", "device", "cache_dir", "trust_remote_code")
     return build_encoder(model, **{name: getattr(options, name) for name in names})
+
+
+def on_chosen_device(encoder: "VisionEncoder", device: str | None) -> "VisionEncoder":
+    """Move an encoder of images to ``--device``, or to the first accelerator if there is one."""
+    import torch
+
+    try:
+        return encoder.to(torch.device(device or torch.accelerator.current_accelerator() or "cpu"))
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"--device {device} cannot be used; leave it out or say cpu") from error
 
 
 def check_finite(model: str, finite: bool) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simcse_weince.commands.shared_options import check_output
+from simcse_weince.commands.shared_options import check_output, on_chosen_device
 from simcse_weince.errors import InputError
 
 
@@ -35,18 +35,12 @@ def run(arguments: Sequence[str]) -> None:
     normalize = images.view_options().normalize
     check_output(options.output)
 
-    import torch
-
     from simcse_weince.outputs import shown_name, versions, write_json
     from simcse_weince.vision.backbones import VisionEncoder
     from simcse_weince.vision.training_run import load_labelled, score
 
     bank, test = load_labelled(images)
-    encoder = VisionEncoder.from_pretrained(model, image_size=images.image_size)
-    try:
-        encoder.to(torch.device(options.device or torch.accelerator.current_accelerator() or "cpu"))
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {options.device} cannot be used; leave it out or say cpu") from error
+    encoder = on_chosen_device(VisionEncoder.from_pretrained(model, image_size=images.image_size), options.device)
     record = score(encoder, bank, test, probes, normalize, options.batch_size, options.features)
     sys.stdout.write(format_scores(record["scores"]))
     if options.output:

@@ -20,7 +20,7 @@ NEAR = 0.05
 """An endpoint, or a negative, at least this near to 1, the cap of the cosine, counts as being there."""
 
 TEMPERATURE = 0.05
-"""The trainer's default, for which settings are given."""
+"""The default of the trainer of sentence encoders, for which settings are given unless another is named."""
 
 _STABILITY = (0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999)
 _GEOMETRY_ROWS = 5000
@@ -69,6 +69,7 @@ def diagnose(
     *,
     tail_quantile: float = 0.99,
     batch_size: int = 64,
+    temperature: float = TEMPERATURE,
     bootstrap: int = 200,
     seed: int = 0,
 ) -> Diagnosis:
@@ -81,6 +82,7 @@ def diagnose(
         views: Two views (M, d) of M anchors, row by row positives of each other, and the keys (M,) of both, or None.
         tail_quantile: The cosines above this quantile are fitted; from 0.9 on.
         batch_size: Pairs in a batch of the training that is thought of.
+        temperature: Its temperature.
         bootstrap: Samples over anchors for the intervals.
         seed: Seed of samples and bootstrap.
     """
@@ -117,17 +119,20 @@ def diagnose(
         measures["mean cosine of a positive"] = float(among.positive.mean())
         nearest = among.positive > among.hardest[:, 0]
         measures["share of positives nearer than every negative"] = float(nearest.mean())
-    verdict, setting = read_verdict(pot, link, stability)
+    verdict, setting = read_verdict(pot, link, stability, temperature)
     return Diagnosis(name, scores, pot, stability, mean_residual_life(tail), link, anchors, measures, verdict, setting)
 
 
-def read_verdict(pot: PotFit, link: LinkChoice | None, stability: Sequence[dict[str, Any]]) -> tuple[str, str]:
+def read_verdict(
+    pot: PotFit, link: LinkChoice | None, stability: Sequence[dict[str, Any]], temperature: float = TEMPERATURE
+) -> tuple[str, str]:
     """Put into words whether the data support the correction, how sure that is, and the options that follow.
 
     Args:
         pot: Fit of the tail.
         link: Choice of the link; None without positives.
         stability: Rows of `threshold_stability`.
+        temperature: Of the training that is thought of.
     """
     if pot.shape_interval is None or pot.endpoint_interval is None:
         return f"Nothing can be said about the tail. {pot.reason}", "none; give more, or more varied, data"
@@ -163,7 +168,7 @@ def read_verdict(pot: PotFit, link: LinkChoice | None, stability: Sequence[dict[
     elif asks and link is not None and link.blend is not None:
         support = "support the correction in part"
         # With shape 1 / temperature the logit of the criterion is that of the nested link, T_lambda(s) / temperature.
-        setting = f"--loss weince --gate {link.blend:.2f} --shape {1 / TEMPERATURE:g} --temperature {TEMPERATURE:g}"
+        setting = f"--loss weince --gate {link.blend:.2f} --shape {1 / temperature:g} --temperature {temperature:g}"
     return f"These data {support}. {tail} ({sure}). {winners}", setting
 
 
@@ -220,7 +225,7 @@ def noise_floor_page(seed: int = 0) -> tuple[Page, dict[str, Any]]:
 
 def _batches(first: Any, second: Any, keys: Any, size: int, evidence: str) -> np.ndarray:
     """Blend and raw shape of the anchors of up to 100 random batches, (2, M)."""
-    criterion = Weince(TEMPERATURE, evidence=evidence)
+    criterion = Weince(evidence=evidence)
     first, second = torch.as_tensor(first), torch.as_tensor(second)
     keys = torch.arange(len(first)) if keys is None else torch.as_tensor(keys)
     parts = []

@@ -18,6 +18,9 @@ from torch import Tensor
 from tqdm.auto import tqdm, trange
 
 from simcse_weince.losses import text_keys
+from simcse_weince.vision.backbones import VisionEncoder
+from simcse_weince.vision.probe import extract_features
+from simcse_weince.vision.views import TwoViews, ViewOptions
 
 logger = logging.getLogger(__name__)
 
@@ -176,6 +179,34 @@ def encode_texts(
                 module.training = mode
     vectors = torch.cat(parts)[torch.tensor(ordered).argsort()]
     return vectors, None if any(key is None for key in keys) else torch.cat([key for key in keys if key is not None])
+
+
+def encode_images(
+    encoder: VisionEncoder, images: Tensor, options: ViewOptions, *, batch_size: int = 32, view_seed: int | None = None
+) -> Tensor:
+    """Embed images as the criterion sees them: by the projection head, or by their features if it was not loaded.
+
+    Args:
+        encoder: The encoder, whose mode is left as it was.
+        images: (N, 3, H, W) uint8.
+        options: How views were drawn in its training.
+        batch_size: Images embedded at a time.
+        view_seed: With a seed, one random view of each image; None: the whole image, nothing random.
+
+    Returns:
+        (N, d) float32 on the CPU.
+    """
+    view = None
+    if view_seed is not None:
+        draw = TwoViews(options, encoder.image_size)
+        generator = torch.Generator().manual_seed(view_seed)
+
+        def view(batch: Tensor) -> Tensor:
+            return draw(batch, generator)[0]
+
+    features = extract_features(encoder, images, normalize=options.normalize, batch_size=batch_size, view=view)
+    with torch.no_grad():
+        return (encoder.head(features) if encoder.head_is_trained else features).float().cpu()
 
 
 def _unit(vectors: Any) -> Tensor:

@@ -146,7 +146,12 @@ class VisionEncoder(nn.Module):
         backbone: An image encoder of transformers; its pooled output of width h is what is evaluated.
         image_size: Side of the square images, in pixels.
         projection_size: Width of the head's output.
+
+    Attributes:
+        head_is_trained: Whether the head was loaded with its weights.
     """
+
+    head_is_trained = False
 
     def __init__(self, backbone: PreTrainedModel, image_size: int, projection_size: int = 64) -> None:
         """Build a head for the width that the backbone gives to images of this size."""
@@ -211,4 +216,5 @@ class VisionEncoder(nn.Module):
         weights = load_file(head)
         encoder = cls(backbone, image_size, projection_size=len(weights["2.weight"]))
         encoder.head.load_state_dict(weights)
+        encoder.head_is_trained = True
         return encoder

@@ -7,7 +7,9 @@ training images alone.
 
 import logging
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -69,7 +71,14 @@ class ProbeOptions:
 
 
 @torch.no_grad()
-def extract_features(encoder: Any, images: Tensor, *, normalize: Any = None, batch_size: int = 512) -> Tensor:
+def extract_features(
+    encoder: Any,
+    images: Tensor,
+    *,
+    normalize: Any = None,
+    batch_size: int = 512,
+    view: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Features of images in their order, the same for any batch size.
 
     Args:
@@ -77,6 +86,7 @@ def extract_features(encoder: Any, images: Tensor, *, normalize: Any = None, bat
         images: (N, 3, H, W) uint8, resized to the encoder's size.
         normalize: as in `ViewOptions`; must be that of the training.
         batch_size: images at a time.
+        view: from uint8 images to what the encoder sees of them; default: `evaluation_view`.
 
     Returns:
         (N, d) on the device of the encoder, in float32 whatever it computes in.
@@ -87,9 +97,9 @@ def extract_features(encoder: Any, images: Tensor, *, normalize: Any = None, bat
     weight, training = next(encoder.parameters()), encoder.training
     encoder.eval()
     try:
-        views = (evaluation_view(batch.to(weight.device), encoder.image_size, normalize)
-                 for batch in images.split(batch_size))  # fmt: skip
-        features = torch.cat([encoder.features(view.to(weight.dtype)).float() for view in views])
+        view = view or partial(evaluation_view, image_size=encoder.image_size, normalize=normalize)
+        views = (view(batch.to(weight.device)) for batch in images.split(batch_size))
+        features = torch.cat([encoder.features(pixels.to(weight.dtype)).float() for pixels in views])
     finally:
         encoder.train(training)
     if not torch.isfinite(features).all():
