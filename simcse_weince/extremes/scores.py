@@ -164,20 +164,22 @@ def encode_texts(
         keys.append(text_keys(features))
     ordered = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
     modes = {module: module.training for module in encoder.modules()}
-    parts = []
+    vectors = torch.empty(0)
     with torch.random.fork_rng(devices=[encoder.device] if encoder.device.type == "cuda" else []):
         torch.manual_seed(dropout_seed or 0)
         encoder.train(dropout_seed is not None)
         try:
             for start in trange(0, len(texts), batch_size, desc="Encoding", disable=None):
-                batch = [texts[row] for row in ordered[start : start + batch_size]]
+                rows = ordered[start : start + batch_size]
+                features = batch_to_device(encoder.preprocess([texts[row] for row in rows]), encoder.device)
                 with torch.inference_mode():
-                    output = encoder(batch_to_device(encoder.preprocess(batch), encoder.device))
-                parts.append(output["sentence_embedding"].float().cpu())
+                    output = encoder(features)["sentence_embedding"].float().cpu()
+                if not start:  # one tensor for all: a thousand small ones lie scattered and fragment the memory
+                    vectors = torch.empty(len(texts), output.shape[1])
+                vectors[rows] = output
         finally:
             for module, mode in modes.items():
                 module.training = mode
-    vectors = torch.cat(parts)[torch.tensor(ordered).argsort()]
     return vectors, None if any(key is None for key in keys) else torch.cat([key for key in keys if key is not None])
 
 
