@@ -28,3 +28,10 @@ def test_criterion_speed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     ratios = {line.split("  ")[0]: float(line[34:].split()[0]) for line in lines[2:]}
     assert ratios.keys() == {"WEINCE / InfoNCE", "WEINCE, likelihood / InfoNCE", "WEINCE / floor", "InfoNCE / floor"}
     assert min(ratios.values()) > 0
+
+
+def test_encode_speed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path, tiny_bert: str):
+    (tmp_path / "text.txt").write_text("a man in a house\nwater\na man in a house\n")
+    arguments = f"--train_file {tmp_path / 'text.txt'} --model {tiny_bert} --repetitions 2"
+    line = run("encode_speed.py", arguments, monkeypatch, capsys)[-1]
+    assert float(line.split()[1]) > 0 and "3 sentences, 2 distinct" in line

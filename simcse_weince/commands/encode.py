@@ -25,18 +25,14 @@ def run(arguments: Sequence[str]) -> None:
 
     from simcse_weince.outputs import replacing
     from simcse_weince.sentence.corpus import read_corpus
+    from simcse_weince.sentence.encoder import encode_distinct
 
     # Blank lines are kept: row i of the array is line i of the file.
     corpus = read_corpus(options.input, text_columns=options.text_column, encoding=options.encoding, keep_blank=True,
                          one_column=True, max_characters=None, cache_dir=options.cache_dir)  # fmt: skip
     model = load_encoder(options.model, options)
-    column = corpus.dataset.column_names[0]
-    vectors = model.encode(
-        list(corpus.dataset[column]),
-        batch_size=options.batch_size,
-        normalize_embeddings=options.normalize,
-        show_progress_bar=sys.stderr.isatty(),
-    )
+    sentences = list(corpus.dataset[corpus.dataset.column_names[0]])
+    vectors = encode_distinct(model, sentences, options.batch_size, normalize_embeddings=options.normalize)(sentences)
     if not (finite := np.isfinite(vectors).all(axis=1)).all():
         raise InputError(
             f"{options.input}: sentence {1 + int(np.argmin(finite))}: its embedding is not finite; nothing was "
