@@ -9,7 +9,9 @@ process, of which each uses its rows, so that nothing is left but the order of f
 launch of scripts/train_simcse.py does, and says something only as a mean over seeds with its standard error. Attention
 is eager and texts are padded to the full length, so that masks have one shape. Runs that are finished are not repeated.
 
-Launched by torchrun: `accelerate launch --cpu --num_processes 2` starts a single process where there is no MPI.
+Both are started by `accelerate launch --multi_gpu --num_processes 2 ... --use_cpu`: with `--cpu --num_processes 2` it
+starts a single process where there is no MPI. "own" starts scripts/train_simcse.py itself, "shared" the same training
+from here.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+TRAINER = Path(__file__).resolve().parents[1] / "train_simcse.py"
 RECIPE = [
     "--pooler_type", "cls", "--mlp_only_train", "--pad_to_max_length", "--attn_implementation", "eager", "--use_cpu",
     "--save_total_limit", "1", "--overwrite_output_dir", "--dataloader_drop_last",
@@ -54,10 +57,12 @@ def main() -> None:
             for processes in (1, 2):
                 folder = options.output_dir / f"{masks}-{seed}-{processes}"
                 if not (folder / "run.json").is_file():
-                    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
-                    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+                    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
+                    # Port 0 is any free one. Not --cpu, with which the two would not be two.
+                    launch += ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else ["--cpu"]
+                    program = [__file__, "run"] if masks == "shared" else [str(TRAINER)]
                     command = [
-                        *launch, __file__, "run", masks, "--model_name_or_path", model, *RECIPE, *pairs,
+                        *launch, *program, "--model_name_or_path", model, *RECIPE, *pairs,
                         "--train_file", options.train_file, "--output_dir", str(folder), "--seed", str(seed),
                         "--max_steps", str(options.max_steps), "--eval_steps", str(options.max_steps),
                         "--per_device_train_batch_size", str(options.batch // processes),
@@ -79,7 +84,7 @@ def share_dropout() -> None:
     """Draw the masks of the whole batch on every process and use one's own rows, two views of each local row."""
     import torch
 
-    world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     generator = torch.Generator().manual_seed(0)
 
     def dropout(values: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -97,7 +102,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["run"]:
         from simcse_weince.cli import main as command_line
 
-        if sys.argv[2] == "shared":
-            share_dropout()
-        sys.exit(command_line(["train", *sys.argv[3:]]))
+        share_dropout()
+        sys.exit(command_line(["train", *sys.argv[2:]]))
     main()
