@@ -21,6 +21,7 @@ def test_gpu_script_on_a_cpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     lines = run("gpu.py", sizes, monkeypatch, capsys)
     assert [int(line.split()[0]) for line in lines[-2:]] == [8, 20]
     assert all(float(cell) > 0 for line in lines[-2:] for cell in (line.split()[1], line.split()[2], line.split()[6]))
+    assert all(len(line.split()) == 14 and float(line.split()[10]) > -100 for line in lines[-2:])
 
 
 def test_criterion_speed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):

@@ -4,7 +4,9 @@
 
 An encoder of BERT-base's shape with random weights, token ids with the lengths of Wikipedia sentences cut at 32, bf16,
 fused AdamW. Every repetition times one step of each loss, one after the other, so that whatever else the machine does
-hits them alike; printed are medians of the ratios and their quartiles. The host embeds the pair (s, s) in two columns,
+hits them alike; printed are medians of the ratios and their quartiles. Steps scatter by more than the losses differ, so
+the two criteria are also timed alone, on embeddings of that size, and their difference is given as a share of the step
+("criterion", in per cent). The host embeds the pair (s, s) in two columns,
 ours one column twice. Batches larger than --mini_batch_size use the cached losses. Five minutes on one H200;
 `--device cpu --layers 6 --width 384 --batches 64 --float32` is the same for MiniLM on a CPU.
 """
@@ -24,7 +26,7 @@ from sentence_transformers.sentence_transformer.losses import (
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from simcse_weince import CachedInfoNCELoss, CachedWeinceLoss, InfoNCELoss, WeinceLoss
+from simcse_weince import CachedInfoNCELoss, CachedWeinceLoss, InfoNCE, InfoNCELoss, Weince, WeinceLoss
 
 
 class MeanOfBert(nn.Module):
@@ -65,6 +67,12 @@ def seconds(call: Callable[[], object], device: str) -> float:
     return begin.elapsed_time(end) / 1000
 
 
+def compare(criterion: nn.Module, views: list[Tensor]) -> None:
+    """Forward and backward of a criterion, ten times."""
+    for _ in range(10):
+        criterion(*(view.detach().requires_grad_() for view in views)).backward()
+
+
 def main() -> None:
     """Print one line for each batch size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,7 +98,8 @@ def main() -> None:
         optimizer.step()
 
     print(f"{options.device}, {options.layers} layers of width {options.width}, {options.repetitions} repetitions")
-    print(f"{'batch':>6}{'sentences/s':>13}{'WEINCE / InfoNCE step':>28}{'host / InfoNCE step':>28}", flush=True)
+    print(f"{'batch':>6}{'sentences/s':>13}{'WEINCE / InfoNCE step':>28}{'host / InfoNCE step':>28}{'criterion %':>24}")
+    criteria = (InfoNCE(), Weince())
     for rows in options.batches:
         cached = {"mini_batch_size": options.mini_batch_size} if rows > options.mini_batch_size else {}
         kinds: list[tuple[Any, int]] = [
@@ -99,7 +108,8 @@ def main() -> None:
             (CachedMultipleNegativesRankingLoss if cached else MultipleNegativesRankingLoss, 2),
         ]
         losses = [(kind(encoder, **cached), columns) for kind, columns in kinds]
-        times = []
+        times, extras = [], []
+        views = [torch.randn(rows, options.width, device=options.device) for _ in range(2)]
         for repetition in range(options.repetitions + 2):
             batch = batch_of(rows, options.device, generator)
             measured = [0.0] * len(losses)
@@ -108,12 +118,18 @@ def main() -> None:
                 work = partial(step, loss, [dict(batch) for _ in range(columns)])
                 measured[index] = seconds(work, options.device)
             times.append(measured)
+            alone = [seconds(partial(compare, criterion, views), options.device) / 10 for criterion in criteria]
+            extras.append(100 * (alone[1] - alone[0]) / measured[0])
         infonce, *others = zip(*times[2:], strict=True)  # the first two warm up
         cells = []
         for other in others:
             low, middle, high = statistics.quantiles([a / b for a, b in zip(other, infonce, strict=True)], n=4)
             cells.append(f"{middle:.4f} ({low:.4f} to {high:.4f})")
-        print(f"{rows:6d}{rows / statistics.median(infonce):13.0f}{cells[0]:>28}{cells[1]:>28}", flush=True)
+        low, middle, high = statistics.quantiles(extras[2:], n=4)
+        cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
+        print(
+            f"{rows:6d}{rows / statistics.median(infonce):13.0f}{cells[0]:>28}{cells[1]:>28}{cells[2]:>24}", flush=True
+        )
 
 
 if __name__ == "__main__":
