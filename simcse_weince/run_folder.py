@@ -17,7 +17,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerContr
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from simcse_weince.errors import InputError
+from simcse_weince.errors import InputError, first_line
 from simcse_weince.outputs import versions, write_text
 
 logger = logging.getLogger(__name__)
@@ -94,6 +94,22 @@ def check_same_run(checkpoint: Path, chosen: Mapping[str, Any], belongs: Callabl
                 f"{checkpoint}: was written with --{name} {before.get(name, 'by default')}, not "
                 f"{chosen.get(name, 'by default')}; resume with the same, or start in another --output_dir"
             )
+
+
+def saved_options(folder: str | Path) -> dict[str, Any]:
+    """The options of the training that wrote a folder; none if it holds no ``training_config.yaml``.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    path = Path(folder, _CONFIG_NAME)
+    try:
+        options = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not YAML ({first_line(error)}); mend it, or remove it and give options") from error
+    if not isinstance(options or {}, dict):
+        raise InputError(f"{path}: holds no options; mend it, or remove it and give options")
+    return options or {}
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -281,3 +282,14 @@ def test_vi09_the_script_runs_on_two_processes_of_the_cpu(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["processes"] == 2 and record["negatives_per_anchor"] == 14 and record["steps"] == 1
+
+
+@pytest.mark.parametrize("content", ["a: [1", "- a list"])
+@pytest.mark.parametrize("command", ["vision-eval", "diagnose"])
+def test_a_damaged_configuration_beside_the_encoder_is_one_sentence(
+    finished, source, tmp_path, capfd, command, content
+):
+    encoder = tmp_path / "run"
+    shutil.copytree(finished, encoder, ignore=shutil.ignore_patterns("checkpoint-*"))
+    (encoder / "training_config.yaml").write_text(content)
+    assert "training_config.yaml: " in refused(capfd, command, encoder, "--images", source)

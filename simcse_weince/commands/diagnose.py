@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from simcse_weince.commands.shared_options import (
@@ -137,16 +136,14 @@ def _encode(model: str, options: argparse.Namespace) -> tuple[Any, Any, Any]:
 def _encode_images(model: str, options: argparse.Namespace) -> tuple[Any, Any, Any]:
     """What the criterion compares: projections, or features of an encoder without a head; and two views of some."""
     import torch
-    import yaml
 
     from simcse_weince.extremes.scores import encode_images
+    from simcse_weince.run_folder import saved_options
     from simcse_weince.vision.arguments import ImageArguments
     from simcse_weince.vision.backbones import VisionEncoder
     from simcse_weince.vision.datasets import load_images
 
-    saved = Path(model, "training_config.yaml")
-    views = (yaml.safe_load(saved.read_text(encoding="utf-8")) or {}).get("views") if saved.is_file() else None
-    view_options = ImageArguments(images=options.images, views=views).view_options()
+    view_options = ImageArguments(images=options.images, views=saved_options(model).get("views")).view_options()
     encoder = VisionEncoder.from_pretrained(model)
     images = load_images(
         options.images, options.split, image_size=encoder.image_size, cache_dir=options.cache_dir

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from simcse_weince.commands.shared_options import check_output, on_chosen_device
@@ -14,23 +13,21 @@ def run(arguments: Sequence[str]) -> None:
 
     The options of its training, which are in the folder of the encoder, are the defaults of this command.
     """
-    import yaml
-
     from simcse_weince.configuration import parse_groups
+    from simcse_weince.run_folder import saved_options
     from simcse_weince.vision.arguments import EvaluationArguments, ImageArguments
     from simcse_weince.vision.probe import ProbeOptions
 
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         raise InputError("name the encoder first: vision-eval MODEL --images SOURCE")
-    model, config = arguments[0], Path(arguments[0], "training_config.yaml")
-    saved = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    model = arguments[0]
     groups = (ImageArguments, ProbeOptions, EvaluationArguments)
     images, probes, options, chosen = parse_groups(
         groups,
         arguments[1:] or arguments,
         "simcse-weince vision-eval",
         "%(prog)s MODEL --images SOURCE [options]",
-        saved,
+        saved_options(model),
     )
     normalize = images.view_options().normalize
     check_output(options.output)
