@@ -757,7 +757,7 @@ def _only_negatives(chunk: Comparison, cosine: Tensor, dropped: Tensor | None) -
 
 def _largest(values: Tensor, size: int) -> Tensor:
     """The ``size`` largest ``values`` of each row, largest first; the order of ``values`` may change."""
-    if values.device.type != "cpu":
+    if values.device.type != "cpu" or torch.compiler.is_compiling():
         return values.topk(size).values
     # Several times as fast as topk of the same torch, release 2.13: numpy selects and sorts with vector instructions.
     array = values.numpy()

@@ -291,6 +291,8 @@ def test_la03_forward_never_waits_for_the_device(criterion, masked, monkeypatch)
         raise AssertionError("the device is waited for")
 
     with monkeypatch.context() as patch, Waits():
+        # What a device does; a CPU, for which nobody waits, selects with numpy.
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
         for method in ("item", "cpu", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__"):
             patch.setattr(torch.Tensor, method, refuse)
         loss = criterion(*embeddings, keep=keep)
