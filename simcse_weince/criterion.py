@@ -670,6 +670,24 @@ class ReleasedWeince(Weince):
         return losses, gradient
 
 
+class _Direction(torch.autograd.Function):
+    """Rows (N, d) divided by their norms (N, 1): a third of the passes that autograd makes over them."""
+
+    @staticmethod
+    def forward(ctx: Any, embeddings: Tensor, norm: Tensor) -> Tensor:
+        """Return the unit vectors."""
+        unit = embeddings / norm
+        ctx.save_for_backward(unit, norm)
+        return unit
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Return what of the gradient is at right angles to the vectors, over their norms."""
+        (output,), (unit, norm) = outputs, ctx.saved_tensors
+        along = (unit * output).sum(1, keepdim=True)
+        return torch.addcmul(output, unit, along, value=-1).div_(norm), None
+
+
 class _ClosedForm(torch.autograd.Function):
     """The loss of a comparison with its gradient written out: nothing of the size of the cosines is kept for backward.
 
@@ -767,9 +785,9 @@ def _largest(values: Tensor, size: int) -> Tensor:
 
 def _unit_vectors(embeddings: Tensor) -> tuple[Tensor, Tensor]:
     """Directions (N, d) and, (N,), which rows have none: those are 0 and receive no gradient at all."""
-    norm = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
+    norm = torch.linalg.vector_norm(embeddings.detach(), dim=1, keepdim=True)
     zero = norm < SMALLEST_NORM
-    return embeddings / norm.masked_fill(zero, math.inf), zero[:, 0]
+    return _Direction.apply(embeddings, norm.masked_fill_(zero, math.inf)), zero[:, 0]
 
 
 def _denominator(
