@@ -20,7 +20,7 @@ def shortfall(cosine: Tensor) -> Tensor:
 
     Rounding makes a float32 cosine of a vector with itself as large as 1.0000002: that is a shortfall of 0.
     """
-    return (1 - cosine).clamp(min=0)
+    return (1 - cosine).clamp_(min=0)
 
 
 def softmax_link(score: Tensor, temperature: float) -> Tensor:
@@ -39,7 +39,7 @@ def shortfall_link(cosine: Tensor, shape: float | Tensor, floor: float = 1e-4) -
     The floor keeps the logit finite up to ``s = 1`` without a cliff: its gradient with respect to a unit vector stays
     below ``shape / sqrt(2 * floor)`` and vanishes smoothly at ``s = 1``.
     """
-    return -shape * (shortfall(cosine) + floor).log()
+    return -shape * shortfall(cosine).add_(floor).log_()
 
 
 def blended_link(
