@@ -25,7 +25,7 @@ def shortfall(cosine: Tensor) -> Tensor:
 
 def softmax_link(score: Tensor, temperature: float) -> Tensor:
     """Gumbel domain: ``s / temperature``, the logit of InfoNCE."""
-    return score / temperature
+    return score * (1 / temperature)
 
 
 def power_link(score: Tensor, exponent: float | Tensor) -> Tensor:
@@ -37,9 +37,9 @@ def shortfall_link(cosine: Tensor, shape: float | Tensor, floor: float = 1e-4) -
     """Weibull domain: ``-shape * log(1 - s + floor)``.
 
     The floor keeps the logit finite up to ``s = 1`` without a cliff: its gradient with respect to a unit vector stays
-    below ``shape / sqrt(2 * floor)`` and vanishes smoothly at ``s = 1``.
+    below ``shape / sqrt(2 * floor)`` and vanishes smoothly at ``s = 1``. ``shape`` broadcasts to that of ``cosine``.
     """
-    return -shape * shortfall(cosine).add_(floor).log_()
+    return shortfall(cosine).add_(floor).log_().mul_(-shape)
 
 
 def blended_link(
@@ -48,9 +48,10 @@ def blended_link(
     """The WEINCE logit, ``(1 - blend) * s / temperature - blend * shape * log(1 - s + floor)``.
 
     Both links are finite, so ``blend = 0`` is :func:`softmax_link` and ``blend = 1`` is :func:`shortfall_link` to the
-    last bit, in value and gradient. ``blend`` and ``shape`` broadcast against ``cosine``: (A, 1) against (A, C).
+    last bit, in value and gradient. ``blend`` and ``shape`` broadcast to the shape of ``cosine``: (A, 1) to (A, C).
     """
-    return shortfall_link(cosine, blend * shape, floor).add_((1 - blend) * softmax_link(cosine, temperature))
+    # In place, here and below: memory that is new costs more than the arithmetic.
+    return shortfall_link(cosine, blend * shape, floor).add_(cosine * ((1 - blend) * (1 / temperature)))
 
 
 def blended_slope(
@@ -60,5 +61,5 @@ def blended_slope(
 
     Beyond the endpoint, where rounding may take a cosine, the shortfall is constant and only the first part is left.
     """
-    distance = F.threshold(1 - cosine, -torch.finfo(cosine.dtype).tiny, math.inf)
-    return (blend * shape / distance.add_(floor)).add_((1 - blend) / temperature)
+    distance = F.threshold_(1 - cosine, -torch.finfo(cosine.dtype).tiny, math.inf)
+    return distance.add_(floor).reciprocal_().mul_(blend * shape).add_((1 - blend) / temperature)
