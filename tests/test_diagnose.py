@@ -242,6 +242,11 @@ def test_the_verdict_counts_the_thresholds_that_agree():
     assert "2 of 3 thresholds agree" in read_verdict(FIT, LINK, ROWS)[0]
 
 
+def test_the_verdict_says_where_no_generalised_pareto_distribution_fits():
+    said = "they say more than the interval"
+    assert [said in read_verdict(replace(FIT, goodness_p=p), LINK, ROWS)[0] for p in (0.005, 0.5)] == [True, False]
+
+
 def test_the_suggested_setting_is_the_nested_link():
     """With shape 1 / temperature the logit of the criterion is ((1 - g) s - g log(1 - s)) / temperature."""
     import torch

@@ -19,9 +19,6 @@ from simcse_weince.tail import RESOLUTION
 NEAR = 0.05
 """An endpoint, or a negative, at least this near to 1, the cap of the cosine, counts as being there."""
 
-TEMPERATURE = 0.05
-"""The default of the trainer of sentence encoders, for which settings are given unless another is named."""
-
 _STABILITY = (0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999)
 _GEOMETRY_ROWS = 5000
 
@@ -69,7 +66,7 @@ def diagnose(
     *,
     tail_quantile: float = 0.99,
     batch_size: int = 64,
-    temperature: float = TEMPERATURE,
+    temperature: float = 0.05,
     bootstrap: int = 200,
     seed: int = 0,
 ) -> Diagnosis:
@@ -124,7 +121,7 @@ def diagnose(
 
 
 def read_verdict(
-    pot: PotFit, link: LinkChoice | None, stability: Sequence[dict[str, Any]], temperature: float = TEMPERATURE
+    pot: PotFit, link: LinkChoice | None, stability: Sequence[dict[str, Any]], temperature: float = 0.05
 ) -> tuple[str, str]:
     """Put into words whether the data support the correction, how sure that is, and the options that follow.
 
@@ -152,6 +149,8 @@ def read_verdict(
     signs = [row["high"] < 0 for row in stability if row["high"] is not None]
     sure = f"shape {pot.shape:.2f}, 95 % interval {low:.2f} to {high:.2f}; "
     sure += f"{signs.count(high < 0)} of {len(signs)} thresholds agree on whether it is below 0"
+    if pot.goodness_p is not None and pot.goodness_p < 0.05:
+        sure += f"; as no such tail fits exactly, p = {pot.goodness_p:.2g}, they say more than the interval"
     asks = link is not None and link.p_value is not None and link.p_value < 0.05
     if link is None:
         winners = "Without positives nothing is known of the link that winners follow."
@@ -328,6 +327,7 @@ def _links(d: Diagnosis, axes: Any) -> str:
     gains = {name: value - d.link.held_out["softmax"] for name, value in d.link.held_out.items()}
     axes.barh(list(gains), list(gains.values()))
     axes.axvline(0, color="k", lw=0.8)
+    axes.ticklabel_format(axis="x", scilimits=(-2, 2))
     axes.set(xlabel="log-probability of the positive against the softmax, nats")
     return ", ".join(f"{name} {gain:+.4f}" for name, gain in gains.items()) + f"; the best is {d.link.best}"
 
