@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> None:
                         help="how many get two views, by dropout or as images, for what needs positives")  # fmt: skip
     parser.add_argument("--quantile", type=float, default=0.99, help="cosines above this quantile are fitted")
     parser.add_argument("--train_batch_size", type=at_least(2),
-                        help="batch that is thought of; default: 64, of images 256")  # fmt: skip
+                        help="batch that is thought of; default: that of the trainer")  # fmt: skip
     parser.add_argument("--bootstrap", type=at_least(2), default=200, help="samples over anchors for the intervals")
     parser.add_argument("--seed", type=at_least(0), default=0, help="seed of dropout, samples and bootstrap")
     add_encoder_options(parser)
@@ -59,22 +59,21 @@ def run(arguments: Sequence[str]) -> None:
     if options.images and (options.data or any(model.endswith(".npy") for model in (options.model, *options.compare))):
         raise InputError(f"--images {options.images}: leave out DATA, and name encoders of images, not a .npy")
 
-    from simcse_weince.extremes.report import TEMPERATURE, build_page, diagnose, noise_floor_page
+    from simcse_weince.extremes.report import build_page, diagnose, noise_floor_page
     from simcse_weince.outputs import shown_name, versions, write_json
 
     if options.noise_floor:
         page, record = noise_floor_page(options.seed)
     else:
-        found = []
+        found, (batch_size, temperature) = [], _training_defaults(bool(options.images))
         for model in (options.model, *options.compare):
             if model.endswith(".npy"):
                 embedded = _embeddings(model, options.data)
             else:
                 embedded = (_encode_images if options.images else _encode)(model, options)
-            batch_size = options.train_batch_size or (256 if options.images else 64)
             try:
                 found.append(diagnose(shown_name(model), *embedded, tail_quantile=options.quantile, seed=options.seed,
-                                      batch_size=batch_size, temperature=0.5 if options.images else TEMPERATURE,
+                                      batch_size=options.train_batch_size or batch_size, temperature=temperature,
                                       bootstrap=options.bootstrap))  # fmt: skip
             except ValueError as error:
                 raise InputError(f"{model}: {error}") from error
@@ -86,6 +85,17 @@ def run(arguments: Sequence[str]) -> None:
         page.write_figures(options.plots)
     if options.json:
         write_json(options.json, {**record, "seed": options.seed, "versions": versions()})
+
+
+def _training_defaults(images: bool) -> tuple[int, float]:
+    """Batch and temperature of the trainer of such encoders."""
+    if images:
+        from simcse_weince.vision.arguments import VisionArguments, VisionLossArguments
+
+        return VisionArguments.per_device_train_batch_size, VisionLossArguments.temperature
+    from simcse_weince.sentence.arguments import LossArguments, SimCSEArguments
+
+    return SimCSEArguments.per_device_train_batch_size, LossArguments.temperature
 
 
 def _embeddings(path: str, positives: str | None) -> tuple[Any, Any, Any]:
