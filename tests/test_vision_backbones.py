@@ -219,8 +219,11 @@ def test_images_of_another_size_than_the_model_takes_are_refused(tmp_path):
 def test_what_is_no_image_encoder_is_refused(tiny_bert, tmp_path):
     with pytest.raises(InputError, match="input_ids"):
         build_backbone(tiny_bert, image_size=32)
-    with pytest.raises(InputError, match="resnet18"):
+    with pytest.raises(InputError, match="name one of resnet18, .* or the folder"):
         build_backbone(str(tmp_path / "nowhere"), image_size=32)
+    # What is to be evaluated is a folder or an id; a name alone has no weights.
+    with pytest.raises(InputError, match=r"; name the folder or Hugging Face id"):
+        VisionEncoder.from_pretrained(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="width"):
         build_backbone(tiny_bert, image_size=32, width=0.5)
 

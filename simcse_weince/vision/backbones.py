@@ -104,16 +104,16 @@ def build_backbone(name_or_path: str, *, image_size: int, width: float = 1.0) ->
         return _features_from_cls(ViTModel(config))
     if width != 1:
         raise ValueError(f"width can be chosen for {', '.join(BACKBONES)} only, not for {name_or_path}")
-    return _load_backbone(name_or_path)
+    return _load_backbone(name_or_path, f"one of {', '.join(BACKBONES)}, or ")
 
 
-def _load_backbone(name_or_path: str) -> PreTrainedModel:
+def _load_backbone(name_or_path: str, or_else: str = "") -> PreTrainedModel:
     try:
         backbone, loading = AutoModel.from_pretrained(name_or_path, dtype=torch.float32, output_loading_info=True)
     except Exception as error:  # a damaged folder makes the host library stumble in every way there is
         raise InputError(
             f"{name_or_path}: no image encoder can be loaded there ({first_line(error)}); "
-            f"say one of {', '.join(BACKBONES)}, or the folder or Hugging Face id of a model"
+            f"name {or_else}the folder or Hugging Face id of a model"
         ) from error
     if backbone.main_input_name != "pixel_values":
         raise InputError(f"{name_or_path}: a {type(backbone).__name__} takes {backbone.main_input_name}, not images")
