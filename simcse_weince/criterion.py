@@ -529,7 +529,7 @@ class Weince(InfoNCE):
         """The tail statistics that :meth:`forward` uses, for the same arguments; those of this process's anchors."""
         comparison = self.compare(first, second, *negatives, keep=keep, shard=shard)[0]
         with torch.autocast(first.device.type, enabled=False):
-            tail = self._statistics(comparison.most_negatives, self._survey(comparison)[0])
+            tail = self._statistics(comparison, self._survey(comparison)[0])
         own = comparison.shard.own
         return tail._replace(
             blend=own(tail.blend), shape=own(tail.shape), hardness=own(tail.hardness), evidence=own(tail.evidence),
@@ -566,11 +566,12 @@ class Weince(InfoNCE):
         )
 
     @torch.no_grad()
-    def _statistics(self, most_negatives: int, look: _Look) -> TailStatistics:
-        fit = look.fit
+    def _statistics(self, comparison: Comparison, look: _Look) -> TailStatistics:
+        fit, negatives = look.fit, comparison.most_negatives
         blend, shape = torch.ones_like(fit.hardness), fit.shape
         if self.pivot is None:
-            pivot = nearest_rank(fit.hardness, look.negatives, self.pivot_quantile)
+            each = negatives if comparison.keep is None else look.negatives
+            pivot = nearest_rank(fit.hardness, each, self.pivot_quantile)
         else:
             pivot = fit.hardness.new_full((), self.pivot)
         if self.gate in ("both", "hardness"):
@@ -584,13 +585,13 @@ class Weince(InfoNCE):
         if self.shape == "shrunk":
             shape = shrunk_shape(fit, self._pooled_fit(look, self.evidence))
         shape = torch.full_like(shape, self.shape) if isinstance(self.shape, float) else shape.clamp(*self.shape_bounds)
-        size = tail_size(most_negatives, self.tail_fraction, self.min_tail_size)
+        size = tail_size(negatives, self.tail_fraction, self.min_tail_size)
         points = max(0, size - (burn_in(size) if self.evidence == "regression" else 1))
         return TailStatistics(blend, shape, fit.hardness, fit.evidence, fit.r_squared, fit.shape, pivot, points)
 
     def _weights(self, comparison: Comparison, look: _Look) -> Tensor:
         super()._weights(comparison, look)
-        tail = self._statistics(comparison.most_negatives, look)
+        tail = self._statistics(comparison, look)
         self._last |= {name: value for name, value in tail._asdict().items() if isinstance(value, Tensor)}
         return torch.stack([tail.blend, tail.shape], dim=1)
 

@@ -180,8 +180,13 @@ def fit_tail(smallest: Tensor, negatives: Tensor | int, *, fraction: float, mini
 
 
 @torch.no_grad()
-def nearest_rank(hardness: Tensor, negatives: Tensor, quantile: float) -> Tensor:
-    """The pivot: ``sorted(hardness)[round(quantile * (A - 1))]`` over the A anchors that have negatives."""
+def nearest_rank(hardness: Tensor, negatives: Tensor | int, quantile: float) -> Tensor:
+    """The pivot: ``sorted(hardness)[round(quantile * (A - 1))]`` over the A anchors that have negatives.
+
+    ``negatives`` is the number of each anchor, (A,), or one number for all anchors, which is faster.
+    """
+    if isinstance(negatives, int):
+        return hardness.sort().values[round(quantile * (len(hardness) - 1))]
     ordered = hardness.masked_fill(negatives == 0, math.inf).sort().values
     rank = share(quantile, (negatives > 0).sum() - 1).clamp(min=0)
     return ordered.gather(0, rank[None])[0].clamp(max=2)

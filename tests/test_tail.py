@@ -124,6 +124,7 @@ def test_pivot_is_the_nearest_rank_over_anchors_with_negatives():
     assert [nearest_rank(hardness, everyone, q).item() for q in (0.0, 0.2, 0.5, 1.0)] == pytest.approx(
         [0.1, 0.2, 0.3, 0.5]
     )
+    assert all(nearest_rank(hardness, 20, q) == nearest_rank(hardness, everyone, q) for q in (0.0, 0.2, 0.5, 1.0))
     lonely = torch.tensor([20, 0, 20, 20, 20])
     assert nearest_rank(hardness, lonely, 0.0).item() == pytest.approx(0.2)
     assert nearest_rank(hardness, torch.zeros(5, dtype=torch.long), 0.2).isfinite()
