@@ -99,6 +99,15 @@ def test_curves_are_means_over_seeds_with_their_spread(study):
     assert "infonce" not in curves["blend"]
 
 
+def test_with_what_the_runs_were_made_is_told_once_or_how_it_differs(study):
+    assert len(summarize(study)["made_with"]) == 1
+    run = next(run for run in study.runs("report") if run.arm == "weince")
+    record = json.loads(study.record_path(run).read_text())
+    record["run"]["precision"] = "bf16"
+    study.record_path(run).write_text(json.dumps(record))
+    assert {made["precision"] for made in summarize(study)["made_with"]} == {None, "bf16"}
+
+
 def test_the_page_holds_the_tables_and_the_curves(study, tmp_path):
     pytest.importorskip("matplotlib")
     summary = summarize(study)

@@ -3,6 +3,7 @@
 Only what is complete counts: an arm enters with all its report seeds, and a setting with all its own, or not at all.
 """
 
+import json
 import os
 from typing import Any
 
@@ -13,6 +14,7 @@ from simcse_weince.study.statistics import holm, paired_difference, spread
 Table = tuple[str, list[str], list[list[str]]]
 _NEEDED = ("seeds_for_half_a_point", "seeds_for_a_point")
 _SPREAD = ["mean", "sd", "95 % interval"]
+_MADE_WITH = ("versions", "device", "processes", "precision")
 
 
 def summarize(study: Study) -> dict[str, Any]:
@@ -23,6 +25,7 @@ def summarize(study: Study) -> dict[str, Any]:
         their paired ``differences`` to the baselines, with p after Holm's correction over the differences of the title.
         ``curves``: by name in the training log, and arm, mean and standard deviation at each step. ``incomplete``:
         arm -> finished seeds. ``seconds`` of all runs, and ``seconds_of_a_run``, the mean of report runs.
+        ``made_with``: versions, device and precision of the report runs; more than one if they differ.
     """
     complete: dict[str, list[dict[str, Any]]] = {}
     incomplete, settings, seconds = {}, [], 0.0
@@ -41,11 +44,14 @@ def summarize(study: Study) -> dict[str, Any]:
             seconds += sum(record["seconds"] for record in records)
         else:
             incomplete[arm] = f"{len(records)} of {len(runs)}"
-    report = [record["seconds"] for records in complete.values() for record in records]
+    finished = [record for records in complete.values() for record in records]
+    report = [record["seconds"] for record in finished]
+    made_with = {json.dumps({key: record["run"].get(key) for key in _MADE_WITH}) for record in finished}
     return {
         "study": study.output_dir.resolve().name, "settings": settings,
         "scores": {title: _score(study, place, complete) for title, place in study.scores.items()},
         "curves": {name: _curves(name, complete) for name in study.curves}, "incomplete": incomplete,
+        "made_with": [json.loads(text) for text in sorted(made_with)],
         "seconds": seconds, "seconds_of_a_run": sum(report) / len(report) if report else None,
     }  # fmt: skip
 
