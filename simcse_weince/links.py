@@ -61,5 +61,5 @@ def blended_slope(
 
     Beyond the endpoint, where rounding may take a cosine, the shortfall is constant and only the first part is left.
     """
-    distance = F.threshold_(1 - cosine, -torch.finfo(cosine.dtype).tiny, math.inf)
+    distance = F.threshold(1 - cosine, -torch.finfo(cosine.dtype).tiny, math.inf, inplace=True)
     return distance.add_(floor).reciprocal_().mul_(blend * shape).add_((1 - blend) / temperature)

@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm.auto import tqdm, trange
 
 from simcse_weince.losses import text_keys
+from simcse_weince.sentence.first_token import first_token_only
 from simcse_weince.vision.backbones import VisionEncoder
 from simcse_weince.vision.probe import extract_features
 from simcse_weince.vision.views import TwoViews, ViewOptions
@@ -172,7 +173,7 @@ def encode_texts(
             for start in trange(0, len(texts), batch_size, desc="Encoding", disable=None):
                 rows = ordered[start : start + batch_size]
                 features = batch_to_device(encoder.preprocess([texts[row] for row in rows]), encoder.device)
-                with torch.inference_mode():
+                with torch.inference_mode(), first_token_only(encoder):
                     output = encoder(features)["sentence_embedding"].float().cpu()
                 if not start:  # one tensor for all: a thousand small ones lie scattered and fragment the memory
                     vectors = torch.empty(len(texts), output.shape[1])

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 
 from simcse_weince.errors import InputError, first_line
 from simcse_weince.outputs import shown_name
+from simcse_weince.sentence.first_token import first_token_only
 
 logger = logging.getLogger(__name__)
 
@@ -334,12 +335,15 @@ def encode_distinct(
     chunk = 8 * batch_size
     try:
         # encode leaves every module in eval mode.
-        vectors = np.concatenate(
-            [
-                model.encode(distinct[start : start + chunk], batch_size=batch_size, show_progress_bar=False, **options)
-                for start in trange(0, len(distinct), chunk, desc="Encoding", disable=None)
-            ]
-        )
+        with first_token_only(model):
+            vectors = np.concatenate(
+                [
+                    model.encode(
+                        distinct[start : start + chunk], batch_size=batch_size, show_progress_bar=False, **options
+                    )
+                    for start in trange(0, len(distinct), chunk, desc="Encoding", disable=None)
+                ]
+            )
     finally:
         for module, training in modes:
             module.training = training

@@ -20,6 +20,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from simcse_weince.errors import InputError
 from simcse_weince.sentence.dropout import CPUDropout
+from simcse_weince.sentence.first_token import first_token_only
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,9 @@ class SimCSETrainer(SentenceTransformerTrainer):
       model (sentence-transformers issues 3756 and 3344). The saved model never holds them.
     * A model is written to a temporary folder and moved into place; no pickled arguments are written.
     * ``args.max_seq_length`` and ``args.pad_to_max_length`` of `SimCSEArguments` shape the training batches only.
-    * On a CPU dropout is drawn more cheaply, see `CPUDropout`; not with ``args.torch_compile``.
+    * Where the first token is pooled the last layer is computed for it alone, see `first_token_only`, and on a CPU
+      dropout is drawn more cheaply, see `CPUDropout`; not with ``args.torch_compile``. The loss is given sentence
+      embeddings, and token embeddings of the first token at most.
     """
 
     def get_data_collator(self, model: Any, args: Any, processing_class: Any = None) -> BaseDataCollator:
@@ -121,8 +124,9 @@ class SimCSETrainer(SentenceTransformerTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """As the host's; backward too, where cached losses and gradient checkpointing run the encoder once more."""
-        cheaply = self.args.device.type == "cpu" and not self.args.torch_compile
-        with CPUDropout() if cheaply else nullcontext():
+        if self.args.torch_compile:
+            return super().training_step(*args, **kwargs)
+        with first_token_only(self.model), CPUDropout() if self.args.device.type == "cpu" else nullcontext():
             return super().training_step(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
