@@ -89,6 +89,20 @@ def test_what_needs_more_than_the_first_token_is_left_alone(tiny_bert):
     assert unchanged(SentenceTransformer(modules=[model[0], Pooling(32, pooling_mode=["cls", "mean"])], device="cpu"))
 
 
+def test_a_backbone_of_another_library_is_left_alone(tiny_bert):
+    class Wrapped(torch.nn.Module):  # as those of peft and ONNX, which have the configuration but not the layers
+        def __init__(self, backbone):
+            super().__init__()
+            self.config, self.backbone = backbone.config, backbone
+
+        def forward(self, *args, **kwargs):
+            return self.backbone(*args, **kwargs)
+
+    model = build_encoder(tiny_bert, pooler_type="cls_before_pooler", device="cpu").eval()
+    model[0].model = Wrapped(model[0].model)
+    assert unchanged(model)
+
+
 def test_what_is_no_sentence_transformer_is_left_alone():
     with first_token_only(torch.nn.Linear(2, 2)) as nothing:
         assert nothing is None

@@ -50,7 +50,8 @@ def _after_attention(model: Any) -> nn.Module | None:
     match modules:
         case [Transformer() as transformer, Pooling(pooling_mode="cls", include_prompt=True), *_]:
             backbone: Any = model.transformers_model
-            known = backbone.config.model_type in _LIKE_BERT and not transformer.can_flatten_inputs
-            if known and model.tokenizer.padding_side == "right":
+            # Not ONNX, nor a wrapper of peft, nor code from the hub; and batches that are no single long row.
+            known = type(backbone).__module__.startswith("transformers.") and backbone.config.model_type in _LIKE_BERT
+            if known and not transformer.can_flatten_inputs and model.tokenizer.padding_side == "right":
                 return backbone.encoder.layer[-1].attention.output
     return None
