@@ -104,14 +104,18 @@ def verdict(summary: dict[str, Any]) -> str:
     if seeds > 1:
         widest = max(differences, key=lambda one: one["sd"])
         half, whole = (
-            f"{widest[name]} seeds ({2 * widest[name] * summary['seconds_of_a_run'] / 3600:.2g} hours)"
-            for name in _NEEDED
+            f"{widest[name]} seeds ({_hours(2 * widest[name] * summary['seconds_of_a_run'])})" for name in _NEEDED
         )
         text += (
             f" At the widest spread, {widest['arm']} to {widest['baseline']}, two arms need {half} to show 0.5 points"
         )
         text += f" and {whole} for 1.0."
     return text
+
+
+def _hours(seconds: float) -> str:
+    """Two digits, also of hundreds of hours."""
+    return f"{float(f'{seconds / 3600:.2g}'):g} hours"
 
 
 def tables(summary: dict[str, Any]) -> list[Table]:
@@ -148,7 +152,7 @@ def to_markdown(summary: dict[str, Any]) -> str:
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
         lines = [header, ["-" * width for width in widths], *rows]
         parts += [f"## {title}", "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)]
-    return "\n\n".join([*parts, f"All runs took {summary['seconds'] / 3600:.2g} hours."]) + "\n"
+    return "\n\n".join([*parts, f"All runs took {_hours(summary['seconds'])}."]) + "\n"
 
 
 def write_page(summary: dict[str, Any], path: str | os.PathLike[str]) -> None:

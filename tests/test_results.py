@@ -1,0 +1,49 @@
+"""The published results: what the page and the README say is what the records say."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from simcse_weince.study.plan import read_study
+from simcse_weince.study.report import tables, verdict
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = sorted((ROOT / "data" / "results").glob("*.json"))
+PAGE = (ROOT / "data" / "results" / "README.md").read_text(encoding="utf-8")
+
+
+def rows_of(text):
+    """The rows of all Markdown tables, as tuples of cells."""
+    return {tuple(cell.strip() for cell in line.strip("|").split("|")) for line in text.splitlines() if line[:1] == "|"}
+
+
+def test_there_are_results():
+    assert RESULTS
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_the_page_shows_every_table_of_the_record(path):
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    assert not summary["incomplete"]
+    for title, header, rows in tables(summary):
+        assert f"### {title}" in PAGE and {tuple(header), *map(tuple, rows)} <= rows_of(PAGE), title
+    assert verdict(summary) in re.sub(r"\s+", " ", PAGE)
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_the_readme_shows_the_first_table(path):
+    _, header, rows = tables(json.loads(path.read_text(encoding="utf-8")))[0]
+    readme = rows_of((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert {tuple(header), *map(tuple, rows)} <= readme
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_the_record_is_of_the_shipped_study_and_can_be_shared(path, tmp_path):
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    study = read_study(ROOT / "scripts" / "studies" / f"{path.stem}.yaml")
+    assert list(summary["scores"]) == list(study.scores) and list(summary["curves"]) == study.curves
+    arms = next(iter(summary["scores"].values()))["arms"]
+    assert list(arms) == list(study.arms) and all(one["n"] == len(study.seeds["report"]) for one in arms.values())
+    assert str(Path.home()) not in path.read_text() and path.stat().st_size < 200_000
