@@ -5,9 +5,10 @@
 
 Arms: "host" is `SentenceTransformerTrainer` with `MultipleNegativesRankingLoss` on pairs (s, s), as its users train
 SimCSE; "infonce" and "weince" are `SimCSETrainer`; "cached-N" is WEINCE on batches of N by GradCache, 64 at a time.
-All train the same encoder on the same sentences cut at 32 tokens, each run in a process of its own, the arms in turn in
-every repetition; printed are medians of the ratios to the first arm with their lowest and highest. The first steps of a
-run are not timed. Memory is the peak of the process above what it takes before the first step, in the same ratio.
+All train the same encoder, its first token pooled as SimCSE does, on the same sentences cut at 32 tokens, each run in a
+process of its own, the arms in turn in every repetition; printed are medians of the ratios to the first arm with their
+lowest and highest. The first steps of a run are not timed. Memory is the peak of the process above what it takes before
+the first step, in the same ratio.
 """
 
 import argparse
@@ -60,15 +61,15 @@ def train(arm: str, options: argparse.Namespace, rows: int) -> tuple[float, floa
             "learning_rate": 3e-5, "bf16": options.bf16, "eval_strategy": "no", "save_strategy": "no",
             "report_to": "none", "use_cpu": options.device == "cpu", "disable_tqdm": True,
         }  # fmt: skip
+        encoder = build_encoder(options.model, pooler_type="cls_before_pooler", device=options.device)
         if arm == "host":
-            model = SentenceTransformer(options.model, device=options.device)
+            model = SentenceTransformer(modules=[*encoder.children()], device=options.device)
             model.max_seq_length = 32
             data, loss = {"anchor": texts, "positive": texts}, MultipleNegativesRankingLoss(model)
             trainer: Any = SentenceTransformerTrainer(
                 model, SentenceTransformerTrainingArguments(**shared), Dataset.from_dict(data), loss=loss
             )
         else:
-            encoder = build_encoder(options.model, device=options.device)
             own: Any = {"infonce": InfoNCELoss, "weince": WeinceLoss}.get(arm)
             loss = own(encoder) if own else CachedWeinceLoss(encoder, mini_batch_size=64)
             trainer = SimCSETrainer(encoder, SimCSEArguments(**shared), Dataset.from_dict({"text": texts}), loss=loss)
