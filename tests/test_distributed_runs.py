@@ -125,6 +125,24 @@ def test_dd11_la04_state_of_the_loss_is_equal_on_ranks_and_survives(place):
         assert torch.equal(weight, whole[1][1][name]) and torch.equal(weight, resumed[0][1][name]), name
 
 
+def train_counting_saves(rank, place):
+    with launched(rank):
+        encoder = build_encoder(str(place / "encoder"), pooler_type="avg", device="cpu")
+        arguments = SimCSEArguments(str(place / "out"), use_cpu=True, max_steps=2, save_steps=1, eval_strategy="no",
+                                    load_best_model_at_end=False, per_device_train_batch_size=8)  # fmt: skip
+        saved, save = [], encoder.save_pretrained
+        encoder.save_pretrained = lambda folder: (saved.append(Path(folder).parent.name), save(folder))
+        trainer = SimCSETrainer(encoder, arguments, Dataset.from_dict({"text": SENTENCES}), loss=InfoNCELoss(encoder))
+        trainer.train()
+        trainer.save_model()
+        return saved
+
+
+def test_the_first_process_alone_writes_the_encoder(place):
+    """The host calls `_save` in every process since transformers 5.24; two that write one folder leave it torn."""
+    assert run_distributed(2, train_counting_saves, place) == [["checkpoint-1", "checkpoint-2", "out"], []]
+
+
 def test_dd05_streams_of_texts_of_different_lengths(place):
     run_distributed(2, train_on, command(place, "--streaming", "--max_steps", "2"))
     assert len(losses(place, "out")) == 2

@@ -149,6 +149,10 @@ class SimCSETrainer(SentenceTransformerTrainer):
                 self.model.__dict__["forward"] = under_autocast
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        # transformers 5.24 asks this of its own `_save` and calls it in every process; sentence-transformers 6.2 does
+        # not ask, so that processes would move and delete each other's files.
+        if not self.args.should_save:
+            return
         target = Path(str(output_dir or self.args.output_dir))
         target.mkdir(parents=True, exist_ok=True)
         temporary = target / f".saving-{os.getpid()}"
