@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simcse_weince.gather import Shard
-from simcse_weince.links import blended_link, blended_slope, shortfall, softmax_link
+from simcse_weince.links import blended_link_and_slope, shortfall, softmax_link
 from simcse_weince.tail import (
     FEWEST_NEGATIVES,
     TailFit,
@@ -423,15 +423,12 @@ class InfoNCE(nn.Module):
     def _losses(self, chunk: Comparison, weights: Tensor, cosine: Tensor) -> tuple[Tensor, Tensor]:
         """Loss of each anchor, (A,), and its derivative by every cosine, (A, C)."""
         dropped = chunk.dropped()
-        logits = chunk.fill(self._logits(cosine, weights), dropped, -math.inf)
-        return _cross_entropy(logits, self._slope(cosine, weights), chunk.positive[:, :1])
+        logits, slope = self._link(cosine, weights)
+        return _cross_entropy(chunk.fill(logits, dropped, -math.inf), slope, chunk.positive[:, :1])
 
-    def _logits(self, cosine: Tensor, weights: Tensor) -> Tensor:
-        return softmax_link(cosine, self.temperature)
-
-    def _slope(self, cosine: Tensor, weights: Tensor) -> Tensor | float:
-        """Derivative of :meth:`_logits` by the cosine."""
-        return 1 / self.temperature
+    def _link(self, cosine: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | float]:
+        """The logits and their derivative by the cosines."""
+        return softmax_link(cosine, self.temperature), 1 / self.temperature
 
     def _warn_once(self, message: str, *values: object) -> None:
         if message not in self._warned:
@@ -595,12 +592,8 @@ class Weince(InfoNCE):
         self._last |= {name: value for name, value in tail._asdict().items() if isinstance(value, Tensor)}
         return torch.stack([tail.blend, tail.shape], dim=1)
 
-    def _logits(self, cosine: Tensor, weights: Tensor) -> Tensor:
-        blend, shape = weights[:, 0:1], weights[:, 1:2]
-        return blended_link(cosine, blend, shape, self.temperature, self.floor)
-
-    def _slope(self, cosine: Tensor, weights: Tensor) -> Tensor | float:
-        return blended_slope(cosine, weights[:, 0:1], weights[:, 1:2], self.temperature, self.floor)
+    def _link(self, cosine: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | float]:
+        return blended_link_and_slope(cosine, weights[:, 0:1], weights[:, 1:2], self.temperature, self.floor)
 
 
 class ReleasedWeince(Weince):
@@ -665,10 +658,10 @@ class ReleasedWeince(Weince):
         top = torch.cat([cosine.gather(1, chunk.positive[:, :1]), hardest.values], dim=1)
         absent, first = top == -math.inf, torch.zeros_like(chunk.positive[:, :1])
         for weight, blend in ((self.weibull_weight, 1.0), (self.softmax_weight, 0.0)):
-            link = (top.masked_fill(absent, 0), blend, weights[:, 2:], self.temperature, self.floor)
-            part, slope = _cross_entropy(
-                blended_link(*link).masked_fill_(absent, -math.inf), blended_slope(*link), first
+            logits, slope = blended_link_and_slope(
+                top.masked_fill(absent, 0), blend, weights[:, 2:], self.temperature, self.floor
             )
+            part, slope = _cross_entropy(logits.masked_fill_(absent, -math.inf), slope, first)
             losses = losses + weight * part
             gradient.scatter_add_(1, columns, weight * slope)
         return losses, gradient
@@ -712,7 +705,7 @@ class _ClosedForm(torch.autograd.Function):
         """Return the mean loss, or that of each anchor, (A,)."""
         ctx.mean = criterion.reduction == "mean"
         needed = any(vector.requires_grad for vector in vectors)
-        share = weights.new_full((len(weights), 1), 1 / len(weights)) if ctx.mean and needed else None
+        share = 1 / len(weights) if ctx.mean and needed else None
         losses, gradients = _pass(criterion, comparison, weights, cosines, vectors, share)
         if ctx.mean:
             ctx.save_for_backward(*gradients)
@@ -742,9 +735,11 @@ def _pass(
     weights: Tensor,
     cosines: list[Tensor],
     vectors: Sequence[Tensor],
-    share: Tensor | None,
+    share: Tensor | float | None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Losses (A,) and, if ``share`` (A, 1) is given, the gradient of ``(share * losses).sum()`` by the vectors."""
+    """Losses (A,) and, given ``share``, (A, 1) or a number, the gradient of ``(share * losses).sum()`` by the vectors.
+    """
+    factor = share if isinstance(share, float) else 1
     blocks = tuple(zip(vectors[::2], vectors[1::2], strict=True))
     chunks = comparison._replace(blocks=blocks).split(
         len(cosines[0]) if cosines else criterion._anchors_at_once(comparison)
@@ -756,12 +751,13 @@ def _pass(
         losses.append(loss)
         if share is None:
             continue
-        slope *= share[chunk.rows]
+        if isinstance(share, Tensor):
+            slope *= share[chunk.rows]
         start = 0
         for block, (anchors, candidates) in enumerate(chunk.blocks):
             part = slope[:, start : start + len(candidates)]
-            gradients[2 * block][chunk.rows].addmm_(part, candidates)
-            gradients[2 * block + 1].addmm_(part.T, anchors)
+            gradients[2 * block][chunk.rows].addmm_(part, candidates, alpha=factor)
+            gradients[2 * block + 1].addmm_(part.T, anchors, alpha=factor)
             start += len(candidates)
     return torch.cat(losses), gradients
 

@@ -50,16 +50,28 @@ def blended_link(
     Both links are finite, so ``blend = 0`` is :func:`softmax_link` and ``blend = 1`` is :func:`shortfall_link` to the
     last bit, in value and gradient. ``blend`` and ``shape`` broadcast to the shape of ``cosine``: (A, 1) to (A, C).
     """
-    # In place, here and below: memory that is new costs more than the arithmetic.
-    return shortfall_link(cosine, blend * shape, floor).add_(cosine * ((1 - blend) * (1 / temperature)))
+    return _blend(cosine, shortfall(cosine), blend * shape, (1 - blend) * (1 / temperature), floor)
 
 
-def blended_slope(
+def blended_link_and_slope(
     cosine: Tensor, blend: float | Tensor, shape: float | Tensor, temperature: float, floor: float = 1e-4
-) -> Tensor:
-    """Derivative of :func:`blended_link`: ``(1 - blend) / temperature + blend * shape / (1 - s + floor)``.
+) -> tuple[Tensor, Tensor]:
+    """:func:`blended_link` and its derivative, ``(1 - blend) / temperature + blend * shape / (1 - s + floor)``.
 
     Beyond the endpoint, where rounding may take a cosine, the shortfall is constant and only the first part is left.
     """
-    distance = F.threshold(1 - cosine, -torch.finfo(cosine.dtype).tiny, math.inf, inplace=True)
-    return distance.add_(floor).reciprocal_().mul_(blend * shape).add_((1 - blend) / temperature)
+    steepness, softmax = blend * shape, (1 - blend) * (1 / temperature)
+    distance = 1 - cosine
+    link = _blend(cosine, distance.clamp(min=0), steepness, softmax, floor)
+    distance = F.threshold(distance, -torch.finfo(cosine.dtype).tiny, math.inf, inplace=True).add_(floor)
+    return link, distance.reciprocal_().mul_(steepness).add_(softmax)
+
+
+def _blend(
+    cosine: Tensor, distance: Tensor, steepness: float | Tensor, softmax: float | Tensor, floor: float
+) -> Tensor:
+    # In place, here and above: memory that is new costs more than the arithmetic.
+    link = distance.add_(floor).log_().mul_(-steepness)
+    if isinstance(softmax, Tensor):
+        return link.addcmul_(cosine, softmax)
+    return link.add_(cosine, alpha=softmax)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 RESOLUTION = 1e-6
 """Shortfalls below this are rounding noise of a float32 cosine; the tail is floored here."""
@@ -77,7 +78,8 @@ class _Ranks(NamedTuple):
 
     Attributes:
         fitted: (A, k) 1 for the order statistics that are fitted, else 0.
-        points: (A, 1) number of these.
+        weights: (A, k) the same over their number, for a mean.
+        points: (A,) number of these.
         responses: (R, A, k) what the lines in ``log d`` are fitted to: ``log F`` and, for a regression,
             ``log(-log F)``; less their means, 0 where nothing is fitted.
         variation: (A,) sum of squares of the first response.
@@ -89,6 +91,7 @@ class _Ranks(NamedTuple):
     """
 
     fitted: Tensor
+    weights: Tensor
     points: Tensor
     responses: Tensor
     variation: Tensor
@@ -105,15 +108,16 @@ def _ranks(negatives: Tensor, k: int, dtype: torch.dtype, fraction: float, minim
     burn = (size / 20).floor().clamp(min=1)
     rank = torch.arange(1, k + 1, dtype=dtype, device=negatives.device)
     fitted = ((rank > burn) & (rank <= size)).to(dtype)
-    points = fitted.sum(-1, keepdim=True)
+    points = fitted.sum(-1)
+    weights = fitted / points[:, None].clamp(min=1)
     log_rank = (rank.minimum(size) / (size + 1)).log()
     responses = torch.stack([log_rank, (-log_rank).log()] if evidence == "regression" else [log_rank])
-    responses = _centred(responses, fitted, points)
+    responses = _centred(responses, fitted, weights)
     last = (size.long() - 1).clamp(min=0)
     return _Ranks(
-        fitted, points, responses, responses[0].square().sum(-1).clamp(min=RESOLUTION),
+        fitted, weights, points, responses, responses[0].square().sum(-1).clamp(min=RESOLUTION),
         burn.long().minimum(last), last, (rank < size).to(dtype), (size[:, 0] - 1).clamp(min=1),
-        ((count >= FEWEST_NEGATIVES) & (points > 2))[:, 0],
+        (count[:, 0] >= FEWEST_NEGATIVES) & (points > 2),
     )  # fmt: skip
 
 
@@ -149,12 +153,12 @@ def fit_tail(smallest: Tensor, negatives: Tensor | int, *, fraction: float, mini
         ranks = _ranks(negatives, *options)
 
     # Few operations, because for a small batch their number is the cost: absent shortfalls (+inf) become finite and get
-    # the weight 0, and both lines are fitted at once.
+    # the weight 0, and both lines are fitted at once. Few new tensors, which are the cost for a large one.
     smallest = smallest.clamp(RESOLUTION, 2)
     log_shortfall = smallest.log()
-    x, y = _centred(log_shortfall, ranks.fitted, ranks.points), ranks.responses
-    slope = (x * y).sum(-1) / x.square().sum(-1).clamp(min=1e-12)
-    error = (y - slope[..., None] * x).square().sum(-1)
+    x, y = _centred(log_shortfall, ranks.fitted, ranks.weights), ranks.responses
+    slope = (x * y).sum(-1) / vector_norm(x, dim=-1).square_().clamp_(min=1e-12)
+    error = vector_norm(torch.addcmul(y, slope[..., None], x, value=-1), dim=-1).square_()
     r_squared = 1 - error[0] / ranks.variation
 
     rows = (len(smallest), 1)
@@ -166,7 +170,7 @@ def fit_tail(smallest: Tensor, negatives: Tensor | int, *, fraction: float, mini
         # A line that rises the wrong way is no model of a tail: the penalty decides against it.
         error = error + 1e6 * torch.stack([slope[0] <= 0, slope[1] >= 0])
         log_error = error.clamp(min=1e-12).log()
-        shape, score = slope[0].clamp(min=0), ranks.points[:, 0] * (log_error[1] - log_error[0])
+        shape, score = slope[0].clamp(min=0), ranks.points * (log_error[1] - log_error[0])
     else:
         excesses = ranks.excesses
         log_ratio = ((threshold.log() - log_shortfall) * ranks.below).sum(-1).clamp(min=RESOLUTION)
@@ -176,7 +180,7 @@ def fit_tail(smallest: Tensor, negatives: Tensor | int, *, fraction: float, mini
         score = 2 * (excesses * (shape * scale / threshold[:, 0]).log() + log_ratio)
 
     shape, score, r_squared = (torch.stack([shape, score, r_squared]) * estimable).unbind()
-    return TailFit(smallest[:, 0], shape, score, r_squared, ranks.points[:, 0].expand(len(smallest)), estimable)
+    return TailFit(smallest[:, 0], shape, score, r_squared, ranks.points.expand(len(smallest)), estimable)
 
 
 @torch.no_grad()
@@ -215,7 +219,6 @@ def shrunk_shape(fit: TailFit, pooled: TailFit) -> Tensor:
     return weight * fit.shape + (1 - weight) * pooled.shape
 
 
-def _centred(values: Tensor, fitted: Tensor, points: Tensor) -> Tensor:
+def _centred(values: Tensor, fitted: Tensor, weights: Tensor) -> Tensor:
     """``values`` minus their mean over the fitted points, 0 elsewhere."""
-    mean = (values * fitted).sum(-1, keepdim=True) / points.clamp(min=1)
-    return (values - mean) * fitted
+    return (values - (values * weights).sum(-1, keepdim=True)).mul_(fitted)

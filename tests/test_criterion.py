@@ -435,9 +435,9 @@ def test_large_batches_are_chunked_by_themselves(monkeypatch):
         monkeypatch.setattr("simcse_weince.criterion.COSINES_IN_CACHE", limit)
         embeddings = [e.requires_grad_() for e in views(40, columns=3)]
         criterion, rows = Weince(shape="shrunk"), []
-        logits = criterion._logits
+        link = criterion._link
         monkeypatch.setattr(
-            criterion, "_logits", lambda cosine, w, f=logits, r=rows: r.append(len(cosine)) or f(cosine, w)
+            criterion, "_link", lambda cosine, w, f=link, r=rows: r.append(len(cosine)) or f(cosine, w)
         )
         loss = criterion(*embeddings)
         results.append([loss, *torch.autograd.grad(loss, embeddings), *criterion.stats().values()])

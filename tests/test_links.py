@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from simcse_weince.links import blended_link, blended_slope, power_link, shortfall, shortfall_link, softmax_link
+from simcse_weince.links import blended_link, blended_link_and_slope, power_link, shortfall, shortfall_link, softmax_link
 
 COSINE = torch.tensor([-1.0, -0.3, 0.0, 0.5, 0.99, 1 - 1e-6, 1.0, 1.0000002])
 
@@ -60,5 +60,8 @@ def test_blended_link_gradcheck():
 def test_blended_slope_is_the_derivative_also_beyond_the_cap(blend):
     cosine = COSINE.clone().requires_grad_()
     (slope,) = torch.autograd.grad(blended_link(cosine, blend, 3.0, 0.05).sum(), cosine)
-    torch.testing.assert_close(blended_slope(COSINE, blend, 3.0, 0.05), slope)
+    for given in (blend, torch.full((len(COSINE),), blend)):
+        link, derivative = blended_link_and_slope(COSINE, given, 3.0, 0.05)
+        assert torch.equal(link, blended_link(COSINE, blend, 3.0, 0.05))
+        torch.testing.assert_close(derivative, slope)
     assert slope[-1] == (1 - blend) / 0.05 and slope[-2] == pytest.approx((1 - blend) / 0.05 + blend * 3 / 1e-4)
