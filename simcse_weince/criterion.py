@@ -737,8 +737,7 @@ def _pass(
     vectors: Sequence[Tensor],
     share: Tensor | float | None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Losses (A,) and, given ``share``, (A, 1) or a number, the gradient of ``(share * losses).sum()`` by the vectors.
-    """
+    """Losses (A,) and, given ``share``, (A, 1) or one for all, the gradient of ``(share * losses).sum()``."""
     factor = share if isinstance(share, float) else 1
     blocks = tuple(zip(vectors[::2], vectors[1::2], strict=True))
     chunks = comparison._replace(blocks=blocks).split(

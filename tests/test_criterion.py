@@ -436,9 +436,7 @@ def test_large_batches_are_chunked_by_themselves(monkeypatch):
         embeddings = [e.requires_grad_() for e in views(40, columns=3)]
         criterion, rows = Weince(shape="shrunk"), []
         link = criterion._link
-        monkeypatch.setattr(
-            criterion, "_link", lambda cosine, w, f=link, r=rows: r.append(len(cosine)) or f(cosine, w)
-        )
+        monkeypatch.setattr(criterion, "_link", lambda cosine, w, f=link, r=rows: r.append(len(cosine)) or f(cosine, w))
         loss = criterion(*embeddings)
         results.append([loss, *torch.autograd.grad(loss, embeddings), *criterion.stats().values()])
         assert rows[0] == rows_at_once

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from simcse_weince.links import blended_link, blended_link_and_slope, power_link, shortfall, shortfall_link, softmax_link
+from simcse_weince.links import (
+    blended_link,
+    blended_link_and_slope,
+    power_link,
+    shortfall,
+    shortfall_link,
+    softmax_link,
+)
 
 COSINE = torch.tensor([-1.0, -0.3, 0.0, 0.5, 0.99, 1 - 1e-6, 1.0, 1.0000002])
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,7 @@ def _read_corpus(data: DataArguments, cache_dir: str | None, arguments: SimCSEAr
 def _check_batches(corpus: Corpus, arguments: SimCSEArguments, loss: LossArguments) -> int:
     """Every anchor needs negatives, and every process a batch; return the negatives of an anchor in a full batch."""
     batch, known = arguments.per_device_train_batch_size, isinstance(corpus.dataset, Dataset)
-    if len(corpus.dataset.take(2) if known else list(corpus.dataset.take(2))) < 2:
+    if len(list(islice(corpus.dataset, 2))) < 2:
         name = corpus.report.files[0].name
         raise InputError(f"{name}: 1 sentence is not enough, it has no negatives; give at least 2")
     rows = batch * (arguments.world_size if loss.gather_across_devices else 1)
@@ -340,7 +341,7 @@ def _build(model: ModelArguments, arguments: SimCSEArguments) -> SimCSEEncoder:
 
 def _first_texts(dataset: Any) -> list[str]:
     column = dataset.column_names[0]
-    return [row[column] for row in dataset.take(_TOKEN_SAMPLE)]
+    return [row[column] for row in islice(dataset, _TOKEN_SAMPLE)]
 
 
 def _token_report(encoder: SentenceTransformer, texts: list[str], max_length: int) -> dict[str, int]:
