@@ -11,12 +11,12 @@ from scipy import stats
 from torch import Tensor, nn
 
 from simcse_weince import CachedInfoNCELoss, InfoNCELoss, SimCSEArguments, SimCSETrainer
-from simcse_weince.sentence.dropout import CPUDropout, _Dropout
+from simcse_weince.sentence.dropout import _Dropout, cpu_dropout
 from simcse_weince.sentence.encoder import build_encoder
 
 
 def dropped(values: Tensor, probability: float) -> Tensor:
-    with CPUDropout():
+    with cpu_dropout():
         return F.dropout(values, probability)
 
 
@@ -65,7 +65,7 @@ def test_the_state_is_that_of_torch():
 
 def test_nothing_changes_where_nothing_is_dropped():
     values = torch.randn(9)
-    with CPUDropout():
+    with cpu_dropout():
         assert F.dropout(values, 0.5, training=False).equal(values)
         assert F.dropout(values, 0.0).equal(values)
         assert F.dropout(values, 1.0).equal(torch.zeros(9))
@@ -83,7 +83,7 @@ def test_attention_is_that_of_torch(kind: str):
         kind
     ]
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3)
-    with CPUDropout():
+    with cpu_dropout():
         means = torch.stack(
             [
                 F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=0.1, scale=0.3)
@@ -98,7 +98,7 @@ def test_attention_is_that_of_torch(kind: str):
 
 def test_a_row_that_may_attend_to_nothing_is_finite():
     query = torch.randn(1, 1, 2, 4, requires_grad=True)
-    with CPUDropout():
+    with cpu_dropout():
         output = F.scaled_dot_product_attention(
             query, query, query, attn_mask=torch.tensor([[True, True], [False, False]]), dropout_p=0.5
         )
@@ -112,7 +112,7 @@ def test_other_attention_is_left_to_torch(options: dict[str, Any]):
     torch.manual_seed(0)
     expected = F.scaled_dot_product_attention(query, query, query, **{"dropout_p": 0.2, **options})
     torch.manual_seed(0)
-    with CPUDropout():
+    with cpu_dropout():
         found = F.scaled_dot_product_attention(query, query, query, **{"dropout_p": 0.2, **options})
     assert found.equal(expected)
 
@@ -121,12 +121,23 @@ def test_other_attention_is_left_to_torch(options: dict[str, Any]):
 def test_every_dropout_of_an_encoder_is_drawn_cheaply(attention: str, tiny_bert: str):
     encoder = build_encoder(tiny_bert, pooler_type="avg", attn_implementation=attention, device="cpu").train()
     features = encoder.preprocess(["the dog runs", "a red house in the city"])
-    with torch.profiler.profile() as profile, CPUDropout():
+    with torch.profiler.profile() as profile, cpu_dropout():
         encoder(features)["sentence_embedding"].sum().backward()
     counts = {event.key: event.count for event in profile.key_averages()}
     assert "aten::bernoulli_" not in counts
     # Embeddings, and in each of two layers attention and two projections.
     assert counts["aten::random_"] == 7
+
+
+def one_step(folder: Path, encoder: Any, loss: nn.Module, **options: Any) -> SimCSETrainer:
+    arguments = SimCSEArguments(
+        output_dir=str(folder), max_steps=1, per_device_train_batch_size=4, eval_strategy="no", save_strategy="no",
+        report_to="none", use_cpu=True, logging_steps=1, **options,
+    )  # fmt: skip
+    texts = Dataset.from_dict({"text": ["the dog runs", "a red house", "music in the city", "four people"]})
+    trainer = SimCSETrainer(model=encoder, args=arguments, train_dataset=texts, loss=loss)
+    trainer.train()
+    return trainer
 
 
 @pytest.mark.parametrize("loss_class", [InfoNCELoss, CachedInfoNCELoss])
@@ -136,11 +147,30 @@ def test_the_trainer_draws_cheaply_in_every_forward(
     drawn, own = [], _Dropout.apply
     monkeypatch.setattr(_Dropout, "apply", lambda values, p: drawn.append(p) or own(values, p))
     encoder = build_encoder(tiny_bert, pooler_type="avg", device="cpu")
-    arguments = SimCSEArguments(
-        output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=4, eval_strategy="no", save_strategy="no",
-        report_to="none", use_cpu=True,
-    )  # fmt: skip
-    texts = Dataset.from_dict({"text": ["the dog runs", "a red house", "music in the city", "four people"]})
-    SimCSETrainer(model=encoder, args=arguments, train_dataset=texts, loss=loss_class(encoder)).train()
-    # One forward of both views, which cached losses make twice.
-    assert drawn == [0.1] * (7 if loss_class is InfoNCELoss else 14)
+    one_step(tmp_path, encoder, loss_class(encoder))
+    # One forward of both views; cached losses embed each view on its own, once without gradient and once, in the
+    # backward, with it.
+    assert drawn == [0.1] * (7 if loss_class is InfoNCELoss else 28)
+
+
+@pytest.mark.parametrize("pooler_type", ["avg", "cls_before_pooler"])
+def test_cached_losses_replay_the_dropout_in_the_trainer(pooler_type: str, tiny_bert: str, tmp_path: Path):
+    encoder = build_encoder(tiny_bert, pooler_type=pooler_type, device="cpu")
+    passes: dict[bool, list[Tensor]] = {False: [], True: []}
+    encoder.register_forward_hook(
+        lambda _module, _inputs, output: passes[torch.is_grad_enabled()].append(output["sentence_embedding"].detach())
+    )
+    one_step(tmp_path, encoder, CachedInfoNCELoss(encoder, mini_batch_size=2))
+    assert len(passes[False]) == 4
+    for first, again in zip(passes[False], passes[True], strict=True):
+        torch.testing.assert_close(first, again)
+
+
+@pytest.mark.parametrize("pooler_type", ["avg", "cls_before_pooler"])
+def test_gradient_checkpointing_repeats_the_dropout(pooler_type: str, tiny_bert: str, tmp_path: Path):
+    norms = []
+    for checkpointing in (False, True):
+        encoder = build_encoder(tiny_bert, pooler_type=pooler_type, device="cpu")
+        trainer = one_step(tmp_path, encoder, InfoNCELoss(encoder), gradient_checkpointing=checkpointing)
+        norms.append(next(entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry))
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)

@@ -1,38 +1,41 @@
 """Dropout for CPUs, where drawing its random numbers takes a quarter of a training step in bfloat16.
 
-torch draws one number of 32 bits for each element, on one core. Sixteen bits are enough: `CPUDropout` draws four of
+torch draws one number of 32 bits for each element, on one core. Sixteen bits are enough: `cpu_dropout` draws four of
 them at a time from the same generator, so that seeds, resumed runs and the replay of cached losses work as ever.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 # A probability is rounded to a multiple of this.
 _STEP = 2.0**-16
 
 
-class CPUDropout(TorchFunctionMode):
+_torch_dropout, _torch_attention = F.dropout, F.scaled_dot_product_attention
+
+
+@contextmanager
+def cpu_dropout() -> Iterator[None]:
     """Within the block dropout, also that of attention, is drawn more cheaply; for modules on the CPU.
 
     The distribution is that of ``torch.nn.functional.dropout`` with the probability rounded to a multiple of 2^-16
     (0.1 becomes 0.100006), and the expectation of each value is unchanged. Other masks are drawn, so a run is another
     than without this block, as a run with another seed is. Causal attention is left to torch.
     """
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Take the place of the two functions of torch that drop out; let all others pass."""
-        kwargs = kwargs or {}
-        if func is F.dropout:
-            return _dropout_as_torch(*args, **kwargs)
-        if func is F.scaled_dot_product_attention and kwargs.get("dropout_p", 0) > 0 and len(args) <= 4:
-            if not kwargs.get("is_causal") and not kwargs.get("enable_gqa") and args[0].device.type == "cpu":
-                return _attention(*args, **kwargs)
-        return func(*args, **kwargs)
+    before = F.dropout, F.scaled_dot_product_attention
+    # In their own place: torch leaves a mode, its hook for this, out of all that a backward calls, and there cached
+    # losses and gradient checkpointing run the encoder once more.
+    F.dropout, F.scaled_dot_product_attention = _dropout, _attention
+    try:
+        yield
+    finally:
+        F.dropout, F.scaled_dot_product_attention = before
 
 
 class _Dropout(torch.autograd.Function):
@@ -54,9 +57,9 @@ class _Dropout(torch.autograd.Function):
         return torch.where(keep, gradients[0], 0).mul_(ctx.scale), None
 
 
-def _dropout_as_torch(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     if not training or not _STEP / 2 < p < 1 - _STEP or inplace or input.device.type != "cpu" or not input.numel():
-        return F.dropout(input, p, training, inplace)
+        return _torch_dropout(input, p, training, inplace)
     return _Dropout.apply(input, p)
 
 
@@ -65,13 +68,14 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
-    *,
-    dropout_p: float,
+    dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention written out: with dropout torch does the same on a CPU, in more steps."""
+    """With dropout, attention written out: torch does the same on a CPU, in more steps."""
+    if not dropout_p > 0 or is_causal or enable_gqa or query.device.type != "cpu":
+        return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         # The lowest number, not -inf: a row that attends to nothing must not become NaN.
@@ -79,4 +83,4 @@ def _attention(
     elif attn_mask is not None:
         scores = scores + attn_mask
     shares = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    return _dropout_as_torch(shares, dropout_p) @ value
+    return _dropout(shares, dropout_p) @ value

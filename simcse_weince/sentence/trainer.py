@@ -19,7 +19,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from simcse_weince.errors import InputError
-from simcse_weince.sentence.dropout import CPUDropout
+from simcse_weince.sentence.dropout import cpu_dropout
 from simcse_weince.sentence.first_token import first_token_only
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class SimCSETrainer(SentenceTransformerTrainer):
     * A model is written to a temporary folder and moved into place; no pickled arguments are written.
     * ``args.max_seq_length`` and ``args.pad_to_max_length`` of `SimCSEArguments` shape the training batches only.
     * Where the first token is pooled the last layer is computed for it alone, see `first_token_only`, and on a CPU
-      dropout is drawn more cheaply, see `CPUDropout`; not with ``args.torch_compile``. The loss is given sentence
+      dropout is drawn more cheaply, see `cpu_dropout`; not with ``args.torch_compile``. The loss is given sentence
       embeddings, and token embeddings of the first token at most.
     """
 
@@ -126,7 +126,7 @@ class SimCSETrainer(SentenceTransformerTrainer):
         """As the host's; backward too, where cached losses and gradient checkpointing run the encoder once more."""
         if self.args.torch_compile:
             return super().training_step(*args, **kwargs)
-        with first_token_only(self.model), CPUDropout() if self.args.device.type == "cpu" else nullcontext():
+        with first_token_only(self.model), cpu_dropout() if self.args.device.type == "cpu" else nullcontext():
             return super().training_step(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
