@@ -135,7 +135,6 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path, text, message):
         (["--learning_rate", "x"], "learning_rate.*'x'"),
         (["--eval_step", "5"], "unknown option --eval_step"),
         (["--config", "missing.yaml"], "missing.yaml: .*cannot be read"),
-        (["--save_steps", "10", "--eval_steps", "7"], "round multiple"),
         (["--dataset_name", "some/data"], "either --train_file or --dataset_name"),
     ],
 )

@@ -267,13 +267,14 @@ def script_scores(monkeypatch, scores):
     monkeypatch.setattr(STSEvaluator, "__call__", scripted)
 
 
-def test_tr04_best_model_is_restored_whole(place, monkeypatch):
+@pytest.mark.parametrize("words", [[], ["--save_steps", "4"]])
+def test_tr04_best_model_is_restored_whole(place, monkeypatch, words):
     """The best of three evaluations is the first: saved are its weights, not the last ones."""
     pairs = read_pairs(place / "pairs.tsv")
     run(place, "--lr_scheduler_type", "constant", "--max_steps", "2", out="short")
     truth = STSEvaluator(pairs)(SentenceTransformer(str(place / "short"), device="cpu"))
     script_scores(monkeypatch, [truth["sts-dev_spearman_cosine"], -0.9, -0.95])
-    result = run(place, "--lr_scheduler_type", "constant", out="again")
+    result = run(place, "--lr_scheduler_type", "constant", *words, out="again")
     assert result.best_step == 2
     best = load_file(place / "again" / "checkpoint-2" / "model.safetensors")
     last = load_file(place / "again" / "checkpoint-6" / "model.safetensors")

@@ -134,7 +134,7 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
     eval_strategy: str = option("steps", "When to evaluate: steps, epoch or no")
     eval_steps: float | None = option(125, "Steps between evaluations")
     eval_on_start: bool = option(True, "Evaluate before step 0")
-    save_steps: float = option(0, "Steps between checkpoints; 0: those between evaluations")
+    save_steps: float = option(0, "Steps between checkpoints; 0, and with --load_best_model_at_end: as --eval_steps")
     save_total_limit: int | None = option(2, "Checkpoints to keep beside the best one")
     load_best_model_at_end: bool = option(True, "Save the checkpoint with the best --metric_for_best_model")
     metric_for_best_model: str | None = option("stsb_spearman", "Score that chooses the best checkpoint")
@@ -161,8 +161,12 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
             self.metric_for_best_model = None
         if self.load_best_model_at_end:
             self.save_strategy = self.eval_strategy
-        if not self.save_steps:
-            self.save_steps = self.eval_steps if str(self.eval_strategy) == "steps" and self.eval_steps else 500
+        every = (self.eval_steps or self.logging_steps) if str(self.eval_strategy) == "steps" else 500
+        if self.load_best_model_at_end and self.save_steps not in (0, every):
+            # The host remembers the best evaluation whether or not there is a checkpoint of it to go back to.
+            logger.warning("the best evaluation needs its checkpoint: --save_steps is that of evaluations, %g", every)
+            self.save_steps = every
+        self.save_steps = self.save_steps or every
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
         if self.use_cpu:
