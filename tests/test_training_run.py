@@ -389,6 +389,20 @@ def test_tr06_resume_is_the_same_run(place, stop):
     assert_equal_runs(place, "whole", "parts")
 
 
+def test_tr06_a_stream_is_resumed(place, capfd):
+    """As above, where nothing is hashed; other sentences are told by the size of their file."""
+    words = ["--streaming", "--max_steps", "6"]
+    run(place, *words, out="whole")
+    run(place, *words, out="parts")
+    for name in ("checkpoint-4", "checkpoint-6", "model.safetensors"):
+        subprocess.run(["rm", "-r", str(place / "parts" / name)], check=True)
+    (place / "other.txt").write_text("\n".join(SENTENCES[:20]) + "\n")
+    again = [*words, "--resume_from_checkpoint", "last"]
+    assert "other sentences" in refused(place, capfd, *again, out="parts", text="other.txt")
+    run(place, *again, out="parts")
+    assert_equal_runs(place, "whole", "parts")
+
+
 @pytest.mark.slow
 def test_tr06_kill_and_resume(place):
     """kill -9 in the middle, resume: final weights and statistics are bit-equal to the uninterrupted run."""
@@ -419,6 +433,8 @@ def test_overwriting_removes_the_checkpoints_of_the_run_before(place):
         (["--per_device_train_batch_size", "8"], "--per_device_train_batch_size 16, not 8"),
         (["--seed", "1"], "--seed by default, not 1"),
         (["--train_file", "{other}"], "other sentences"),
+        (["--dedupe"], "--dedupe by default, not True"),
+        (["--optim", "sgd"], "--optim by default, not sgd"),
     ],
 )
 def test_resume_refuses_another_run(place, capfd, words, named):

@@ -61,7 +61,8 @@ _TOKEN_SAMPLE = 5000
 _FALLEN = 0.02
 # Options that a checkpoint goes on with, or the result is of no run at all.
 _OF_THE_RUN = {item.name for group in (ModelArguments, LossArguments) for item in fields(group)} - {"cache_dir"} | {
-    "per_device_train_batch_size", "gradient_accumulation_steps", "max_seq_length", "seed", "max_train_samples",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "max_seq_length", "seed", "optim",
+    "max_train_samples", "text_column", "encoding", "dedupe", "skip_bad", "streaming",
 }  # fmt: skip
 
 
@@ -186,9 +187,10 @@ def _check_launch(arguments: SimCSEArguments) -> None:
 def _check_same_corpus(checkpoint: Path, corpus: Corpus) -> None:
     try:
         read = json.loads((checkpoint.parent / "corpus_report.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        before = [(file["bytes"], file.get("sha256", "")) for file in read["files"]]  # no hash of a stream
+    except (OSError, ValueError, LookupError, TypeError):
         return
-    if [file["sha256"] for file in read["files"]] != [file.sha256 for file in corpus.report.files]:
+    if before != [(file.bytes, file.sha256) for file in corpus.report.files]:
         raise InputError(f"{checkpoint}: was written while training on other sentences; resume with the same corpus")
 
 
