@@ -3,6 +3,7 @@
 import difflib
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, fields
@@ -89,9 +90,12 @@ def parse_groups(
                   for group in groups]  # fmt: skip
     except InputError:
         raise
-    except (ValueError, ImportError) as error:
-        # What transformers refuses when it builds its arguments, such as save_steps that do not fit eval_steps.
+    except (ValueError, TypeError, ImportError) as error:
+        # What transformers refuses when it builds its arguments, such as a key that accelerator_config does not have.
         raise InputError(" ".join(str(error).split())) from error
+    for name, value in vars(namespace).items():
+        if isinstance(value, float) and not math.isfinite(value):  # which no run.json could hold
+            raise InputError(f"--{name} {value} is not a finite number")
     chosen = {name: shareable(value) for name, value in vars(namespace).items()
               if name in known and name not in _NOT_SAVED and value != parser.get_default(name)}  # fmt: skip
     return [*parsed, chosen]

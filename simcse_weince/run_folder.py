@@ -135,6 +135,23 @@ def only_writer(arguments: TrainingArguments) -> Iterator[None]:
         lock.release()
 
 
+def try_out(trainer: Trainer) -> None:
+    """Make batches, optimizer and schedule, and drop them: what the host refuses only then must cost no earlier run.
+
+    Raises:
+        InputError: An option does not go with another, with the encoder, or with what is installed.
+    """
+    try:
+        if trainer.args.neftune_noise_alpha is not None:
+            trainer.model.get_input_embeddings()  # type: ignore[union-attr,operator]
+        with torch.random.fork_rng():
+            trainer.get_train_dataloader()
+            trainer.create_optimizer_and_scheduler(num_training_steps=max(trainer.args.max_steps, 1))
+    except Exception as error:  # of any kind, from the parsers of a dozen options
+        raise InputError(f"an option cannot be used here: {first_line(error)}") from error
+    trainer.optimizer = trainer.lr_scheduler = None
+
+
 def prepare(output_dir: Path, chosen: Mapping[str, Any], *, new: bool) -> None:
     """Write the options, where nothing is left that a killed run has half-written or, for a new run, checkpointed."""
     leftovers = [*output_dir.glob(".saving-*"), *output_dir.glob("checkpoint-*/.saving-*")]

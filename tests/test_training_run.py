@@ -469,6 +469,28 @@ def test_two_runs_do_not_share_a_folder(place, capfd):
         assert "another run is writing there" in refused(place, capfd)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--adam_beta1", "2"], "beta"),
+        (["--dataloader_num_workers", "-1"], "num_workers"),
+        (["--optim", "adamw_bnb_8bit"], "bitsandbytes"),
+        (["--lr_scheduler_type", "warmup_stable_decay"], "num_decay_steps"),
+        (["--lr_scheduler_kwargs", '{"foo": 1}'], "foo"),
+        (["--optim_args", "foo"], "unpack"),
+        (["--learning_rate_mapping", '{"(": 1e-3}'], "unterminated"),
+        (["--neftune_noise_alpha", "5"], "get_input_embeddings"),
+        (["--batch_sampler", "group_by_label"], "label"),
+    ],
+)
+def test_options_that_the_host_refuses_late_cost_no_earlier_run(place, capfd, words, message):
+    kept = place / "out" / "checkpoint-9" / "kept"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    assert message in refused(place, capfd, *words, "--overwrite_output_dir")
+    assert kept.exists()
+
+
 def test_what_a_killed_run_left_is_cleared(place):
     (place / "out" / "checkpoint-2" / ".saving-123").mkdir(parents=True)
     (place / "out" / ".saving-123").mkdir()
@@ -667,6 +689,9 @@ def test_ev06_selecting_on_the_test_pairs_warns(place, caplog):
         (["--text_column", "a", "a"], "--text_column names a column twice"),
         (["--dataset_split", "test"], "--dataset_split"),
         (["--report_to", "foo"], "foo"),
+        (["--accelerator_config", '{{"foo": 1}}'], "foo"),
+        (["--label_smoothing_factor", "nan"], "--label_smoothing_factor nan is not a finite number"),
+        (["--early_stopping_threshold", "inf"], "--early_stopping_threshold inf is not a finite number"),
         (["--output_dir", "{place}/text.txt/out"], "is below, a file"),
     ],
 )

@@ -394,7 +394,7 @@ def _build_trainer(
     if arguments.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold))
     try:
-        return SimCSETrainer(
+        trainer = SimCSETrainer(
             model=encoder,
             args=arguments,
             train_dataset=corpus.dataset,
@@ -405,6 +405,8 @@ def _build_trainer(
     except (ValueError, ImportError, RuntimeError, OSError) as error:
         # What the host finds out only now: an unknown tracker, a missing package, a hub that cannot be reached.
         raise InputError(" ".join(str(error).split())) from error
+    run_folder.try_out(trainer)
+    return trainer
 
 
 # ---- after the last step ----

@@ -67,6 +67,7 @@ def train(groups: VisionGroups) -> dict[str, Any]:
         except (ValueError, ImportError, RuntimeError) as error:
             # What is found out only now: a width of a loaded encoder, an unknown tracker, a missing package.
             raise InputError(" ".join(str(error).split())) from error
+        run_folder.try_out(trainer)
         if trainer.is_world_process_zero():
             run_folder.prepare(output_dir, chosen, new=checkpoint is None)
         run_folder.train_or_resume(trainer, checkpoint)
