@@ -99,6 +99,30 @@ def test_encode_keeps_every_line(place, tiny_bert, capfd):
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.tsv", "text\nthe dog runs\n\na red door\n"),
+        ("a.csv", "text,more\nthe dog runs,1\n\na red door,2\n"),
+        ("a.jsonl", '{"text": "the dog runs"}\n\n{"text": "a red door"}\n'),
+    ],
+)
+def test_encode_keeps_blank_lines_of_tables(place, tiny_bert, name, text):
+    (place / name).write_text(text)
+    words = ["encode", tiny_bert, str(place / name), "--output", str(place / "a.npy"), "--cache_dir"]
+    assert main([*words, str(place / "cache"), "--pooler_type", "avg"]) == 0
+    expected = SentenceTransformer(tiny_bert, device="cpu").encode(["the dog runs", "", "a red door"])
+    np.testing.assert_allclose(np.load(place / "a.npy", allow_pickle=False), expected, atol=1e-6)
+
+
+def test_what_is_read_is_not_written_over(place, tiny_bert, capfd):
+    (place / "link.tsv").symlink_to(place / "pairs.tsv")
+    for words in (["evaluate", tiny_bert, "--pairs", place / "pairs.tsv", "--output", place / "link.tsv"],
+                  ["encode", tiny_bert, place / "text.txt", "--output", place / "text.txt"]):  # fmt: skip
+        assert "would replace what is read" in refused(capfd, *words)
+    assert (place / "pairs.tsv").read_text() == PAIRS and "dog" in (place / "text.txt").read_text()
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["evalute"], "unknown command evalute"),

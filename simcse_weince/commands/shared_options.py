@@ -4,7 +4,7 @@ import argparse
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -48,8 +48,8 @@ def at_least(smallest: int) -> Callable[[str], int]:
     return number
 
 
-def check_output(output: str | None, option: str = "--output") -> None:
-    """Find out before the work, not after it, that its result cannot be written."""
+def check_output(output: str | None, option: str = "--output", inputs: Iterable[str | None] = ()) -> None:
+    """Find out before the work, not after it, that its result cannot be written, or would replace one of `inputs`."""
     if output is None:
         return
     path = Path(output)
@@ -60,6 +60,8 @@ def check_output(output: str | None, option: str = "--output") -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not path.exists() or path.is_file():
             tempfile.TemporaryFile(dir=existing).close()
+        if path.is_file() and any(name and Path(name).exists() and path.samefile(name) for name in inputs):
+            raise InputError(f"{output}: {option} would replace what is read; name another file")
     except OSError as error:
         reason = error.strerror or error
         raise InputError(

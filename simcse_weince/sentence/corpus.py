@@ -27,7 +27,7 @@ from simcse_weince.sentence.rows import INVISIBLE, Refused, Source, checksum, fi
 
 logger = logging.getLogger(__name__)
 
-_READER_VERSION = 2  # part of every cache key: raise it whenever the same bytes and options give other rows
+_READER_VERSION = 3  # part of every cache key: raise it whenever the same bytes and options give other rows
 _BATCH_ROWS = 10_000
 _LISTED = 10
 
@@ -54,7 +54,7 @@ class CorpusOptions:
             named by convention (text; sentence; sent0, sent1, hard_neg; anchor, positive, negative; ...).
         encoding: Of text files. A UTF-8 byte order mark is never part of the text.
         dedupe: Drop rows that equal an earlier one after cleaning (some 100 bytes of memory for each distinct row).
-        keep_blank: Keep empty texts.
+        keep_blank: Keep empty texts, and blank lines as such.
         one_column: Refuse a table of which several columns would be read.
         max_characters: Cut longer texts, None for none: an endless line would be tokenized whole, minutes for each
             10 MB, to keep its first tokens. The default is far more than a position table of 8,192 tokens holds.
@@ -336,6 +336,8 @@ def _kept(sources: Sequence[Source], options: CorpusOptions, reports: list[FileR
         for number, row in read_rows(source, options.encoding, report.pages):
             report.read += 1
             texts = _clean(row, source.columns, options) if isinstance(row, dict) else row
+            if texts == Refused("empty") and options.keep_blank:  # a blank line, whatever its format
+                texts = ("",) * len(source.columns)
             if not isinstance(texts, Refused) and (options.dedupe or source.kind == "xml"):
                 key = hash(texts)
                 texts = Refused("duplicate") if key in seen else texts
