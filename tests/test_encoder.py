@@ -387,7 +387,10 @@ def test_unusable_models_are_refused_in_one_sentence(tiny_bert: str, tmp_path: P
     (Path(shape) / "config.json").write_text(json.dumps({**config, "vocab_size": 7}))
     half = tmp_path / "half"  # its modules.json names folders that are not there
     build_encoder(tiny_bert, pooler_type="avg", device="cpu").save(str(half))
+    lengthless, pooled = shutil.copytree(half, tmp_path / "lengthless"), shutil.copytree(half, tmp_path / "pooled")
     shutil.rmtree(half / "1_Pooling")
+    (lengthless / "sentence_bert_config.json").write_text('{"max_seq_length": -3}')
+    (pooled / "modules.json").write_text(json.dumps(json.loads((pooled / "modules.json").read_text())[:1]))
     for name, options, words in [
         (str(empty), {}, "no config.json"),
         (str(tmp_path / "absent"), {}, "absent"),
@@ -398,12 +401,28 @@ def test_unusable_models_are_refused_in_one_sentence(tiny_bert: str, tmp_path: P
         (tiny_bert, {"attn_implementation": "flash_attention_2"}, "cannot be loaded"),
         (tiny_bert, {"attn_implementation": "fastest"}, "cannot be loaded"),
         (str(half), {}, "cannot be loaded"),
+        (str(lengthless), {}, "cannot be loaded"),
+        (str(pooled), {}, "cannot be loaded"),
+        (tiny_bert, {"device": "meta", "pooler_type": "avg"}, "cannot be loaded"),
         (tiny_bert, {"device": "meta:x"}, "--device meta:x cannot be used"),
         (tiny_bert, {"device": "cuda:99"}, "--device cuda:99 cannot be used"),
     ]:
         with pytest.raises(InputError, match=words) as caught:
             build_encoder(name, **{"device": "cpu", **options})
         assert "\n" not in str(caught.value)
+
+
+def test_folders_of_early_sentence_transformers_are_read(tiny_bert: str, tmp_path: Path):
+    early = tmp_path / "early"
+    build_encoder(tiny_bert, pooler_type="avg", device="cpu").save(str(early))
+    kept = ("modules.json", "1_Pooling", "README.md", "config_sentence_transformers.json")
+    (early / "0_Transformer").mkdir()
+    for path in [path for path in early.iterdir() if path.name not in (*kept, "0_Transformer")]:
+        path.rename(early / "0_Transformer" / path.name)
+    modules = json.loads((early / "modules.json").read_text())
+    (early / "modules.json").write_text(json.dumps([{**modules[0], "path": "0_Transformer"}, *modules[1:]]))
+    expected = SentenceTransformer(str(early), device="cpu").encode(SENTENCES)
+    np.testing.assert_array_equal(build_encoder(str(early), device="cpu").encode(SENTENCES), expected)
 
 
 def test_model_without_its_tokenizer_is_refused(tiny_bert: str, tmp_path: Path):

@@ -180,14 +180,18 @@ def build_encoder(
             )
             pooling = _pooling_modules(transformer, pooler_type or "cls_before_pooler", mlp_only_train)
             encoder = SimCSEEncoder(modules=[transformer, *pooling], device=device, trust_remote_code=trust_remote_code)
+        if dropout is not None:
+            for module in encoder.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = dropout
+        _settle_layers(encoder)
+        _fit_tokenizer(encoder, config)
+        with torch.inference_mode():
+            encoder(batch_to_device(encoder.preprocess(["a"]), encoder.device))["sentence_embedding"].tolist()
+    except InputError:
+        raise
     except Exception as error:  # a damaged folder makes the host libraries stumble in every way there is
         raise InputError(f"{model_name_or_path}: the model cannot be loaded ({first_line(error)})") from error
-    if dropout is not None:
-        for module in encoder.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = dropout
-    _settle_layers(encoder)
-    _fit_tokenizer(encoder, config)
     encoder.model_card_data.model_name = f"{SentenceTransformer.__name__} based on {shown_name(model_name_or_path)}"
     if not Path(model_name_or_path).is_dir():  # the card links to the hub only
         encoder.model_card_data.base_model = model_name_or_path
@@ -197,7 +201,10 @@ def build_encoder(
 def read_model_config(model_name_or_path: str, **hub_options: Any) -> PretrainedConfig:
     """Read the configuration alone: a wrong name or folder is found before any weight is loaded."""
     if Path(model_name_or_path).is_dir() and not Path(model_name_or_path, "config.json").is_file():
-        raise InputError(f"{model_name_or_path}: no config.json in this folder, so it is not a model; name its folder")
+        backbone = Path(model_name_or_path, "0_Transformer")  # where sentence-transformers once kept it
+        if not (backbone / "config.json").is_file():
+            raise InputError(f"{model_name_or_path}: no config.json in it, so it is not a model; name its folder")
+        model_name_or_path = str(backbone)
     try:
         return AutoConfig.from_pretrained(model_name_or_path, **hub_options)
     except Exception as error:
