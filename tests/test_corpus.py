@@ -287,6 +287,12 @@ def test_a_lone_unusual_header_is_warned_of(tmp_path, read, caplog):
     assert "'A first sentence.' is taken for the name of the only column" in caplog.text
 
 
+def test_parquet_may_hold_dates_that_python_cannot(tmp_path, read):
+    dates = pa.array([2**62, 0], pa.timestamp("us"))
+    parquet.write_table(pa.table({"text": ["a", "b"], "date": dates}), tmp_path / "a.parquet")
+    assert texts(read(tmp_path / "a.parquet")) == ["a", "b"]
+
+
 def test_parquet_rows_that_are_no_text_are_named(tmp_path, read):
     parquet.write_table(pa.table({"text": ["a", None, "c"], "n": [1, 2, 3]}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"row 2 \('text' is null\)"):
@@ -471,3 +477,16 @@ def test_one_column_asks_which_and_reads_no_other(read, tmp_path):
     with pytest.raises(InputError) as caught:
         read(path, text_columns="n", keep_blank=True)
     assert "not text" in str(caught.value) and "--skip_bad" not in str(caught.value)
+
+
+def test_names_that_are_not_utf8_are_escaped_in_the_report(tmp_path, read):
+    file = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
+    Path(file).write_text("a red door\na blue lamp\n")
+    saved = json.loads(read(file).report.save(tmp_path / "out").read_text())
+    assert saved["files"][0]["name"] == os.path.basename(file)
+
+
+def test_an_encoding_that_refuses_everything_is_none(tmp_path, read):
+    (tmp_path / "a.txt").write_text("a red door\n")
+    with pytest.raises(InputError, match="--encoding undefined: Python knows no such"):
+        read(tmp_path / "a.txt", encoding="undefined")

@@ -143,6 +143,9 @@ def test_ev04_scores_that_are_strings_become_numbers(case_inputs):
 
 @pytest.mark.parametrize("score", ["N/A", "", "nan", "inf", "4,2"])
 def test_ev04_a_score_that_is_no_number_is_named_with_its_line(tmp_path, score):
+    """As is one of 400 digits in a .jsonl."""
+    with pytest.raises(InputError, match="q.jsonl.*line 1: score 9+ is not a number"):
+        read_pairs(write(tmp_path / "q.jsonl", '{"sentence1": "a", "sentence2": "b", "score": %s}\n' % ("9" * 400)))
     path = write(tmp_path / "p.tsv", f"sentence1\tsentence2\tscore\na\tb\t1\n\nc\td\t{score}\n")
     with pytest.raises(InputError, match=f"p.tsv.*line 4: score '{score}' is not a number"):
         read_pairs(path)

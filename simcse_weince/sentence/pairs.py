@@ -279,7 +279,7 @@ def _pair(row: dict | Refused, columns: Sequence[str] | None, decimal: str) -> t
             raise ValueError(f"sentence {sentence!r} is not text" if sentence else "empty sentence")
     try:
         value = float(score.strip().replace(decimal, ".") if isinstance(score, str) else score)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if isinstance(score, bool) or not math.isfinite(value):
         raise ValueError(f"score {score!r} is not a number")

@@ -168,7 +168,7 @@ def read_lines(source: Source, encoding: str = "utf-8") -> Iterator[str]:
     """
     try:
         "a".encode(encoding)
-    except LookupError:
+    except (LookupError, UnicodeError):
         raise InputError(f"--encoding {encoding}: Python knows no such text encoding") from None
     name = codecs.lookup(encoding).name
     encoding = "utf-8-sig" if name == "utf-8" else name
@@ -279,9 +279,11 @@ def _parquet_rows(source: Source) -> Iterator[dict[str, Any]]:
             shutil.copyfileobj(stream, unpacked)
         try:
             table = parquet.ParquetFile(unpacked if source.compression else stream)
-            for batch in table.iter_batches(1000, columns=list(source.columns) or None):
+            # Dates are no text, and some that parquet can hold are none that Python can.
+            names = [column.name for column in table.schema_arrow if not pa.types.is_temporal(column.type)]
+            for batch in table.iter_batches(1000, columns=list(source.columns) or names):
                 yield from batch.to_pylist()
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OverflowError) as error:
             raise InputError(f"{source.name}: not a whole parquet file ({first_line(error)})") from None
 
 
