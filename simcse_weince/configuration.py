@@ -79,6 +79,8 @@ def parse_groups(
             tokens += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     if arguments and not arguments[0].startswith("-") and arguments[0].endswith((".yaml", ".yml", ".json")):
         arguments = ["--config", *arguments]
+    if sum(word.partition("=")[0] == "--config" for word in arguments) > 1:
+        raise InputError("--config is given twice; put the options of both files into one")
     arguments = _renamed_flags(arguments)
     config = parser.parse_known_args(arguments)[0].config
     tokens += [] if config is None else _config_tokens(parser, Path(config))
@@ -147,15 +149,19 @@ def _config_tokens(parser: _Parser, path: Path) -> list[str]:
         seen.add(key)
         if value_node.tag == "tag:yaml.org,2002:null":
             continue
-        entry = _renamed_flags([f"--{key}", *_values(value_node)])
-        if not entry:
-            continue
-        if not isinstance(value_node, yaml.SequenceNode):
-            entry = [f"{entry[0]}={entry[1]}"]
         try:
+            entry = _renamed_flags([f"--{key}", *_values(value_node)])
+            if not entry:
+                continue
+            if not isinstance(value_node, yaml.SequenceNode):
+                entry = [f"{entry[0]}={entry[1]}"]
             unknown = parser.parse_known_args(entry)[1]
         except InputError as error:
             raise InputError(f"{place}: {error}") from error
+        except (RecursionError, TypeError) as error:  # a list that holds itself, a mapping with a list for a key
+            raise InputError(f"{place}: {key} has no value that an option can have") from error
+        if unknown and not unknown[0].startswith("--"):
+            raise InputError(f"{place}: {key} takes one value, not {len(unknown) + 1}")
         if unknown or key == "config":
             raise InputError(f"{place}: unknown key {key}{_suggestion(parser, key)}")
         tokens += entry

@@ -121,6 +121,9 @@ def test_pk02_yaml_scientific_notation(case_inputs, tmp_path):
         ("- seed\n", "a configuration file holds lines such as"),
         ("seed: [1\n", "line 2: not YAML"),
         ("loss: softmax\n", "line 1: .*softmax"),
+        ("seed: 1\nlearning_rate: [1e-5, 2e-5]\n", "line 2: learning_rate takes one value, not 2"),
+        ("seed: &a [*a]\n", "line 1: seed has no value"),
+        ("accelerator_config: {? [1, 2] : 3}\n", "line 1: accelerator_config has no value"),
     ],
 )
 def test_a_wrong_file_is_named_with_its_line(tmp_path, text, message):
@@ -135,6 +138,7 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path, text, message):
         (["--learning_rate", "x"], "learning_rate.*'x'"),
         (["--eval_step", "5"], "unknown option --eval_step"),
         (["--config", "missing.yaml"], "missing.yaml: .*cannot be read"),
+        (["--config", "a.yaml", "--config=b.yaml"], "--config is given twice"),
         (["--dataset_name", "some/data"], "either --train_file or --dataset_name"),
     ],
 )
