@@ -20,6 +20,7 @@ from sentence_transformers.sentence_transformer.losses.adaptive_layer import Tra
 from torch import Tensor, nn
 
 from simcse_weince.criterion import InfoNCE, ReleasedWeince, Weince
+from simcse_weince.errors import InputError
 from simcse_weince.gather import Shard
 
 logger = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ class InfoNCELoss(nn.Module):
     def _check_first_batch(self) -> None:
         """A batch of one has loss 0 for ever, which looks like convergence (sentence-transformers issue 3242)."""
         if not self.criterion.most_negatives:
-            raise ValueError(
+            raise InputError(
                 "a batch of 1 leaves no negatives and the loss is 0; raise per_device_train_batch_size, set "
                 "gather_across_devices=True to compare with the rows of the other processes, or, for "
                 "own_negatives_only, give columns of hard negatives"

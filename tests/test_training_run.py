@@ -582,6 +582,12 @@ def test_ln08_one_sentence_in_a_stream(place, capfd):
     assert "1 sentence is not enough" in refused(place, capfd, "--streaming", text="one.txt")
 
 
+@pytest.mark.parametrize("words", [[], ["--batch_sampler", "no_duplicates"]])
+def test_dd08_equal_sentences_are_no_negatives(place, capfd, words):
+    (place / "equal.txt").write_text("a red door\n" * 20)
+    assert "all sentences are equal" in refused(place, capfd, *words, text="equal.txt")
+
+
 def test_ln08_the_last_batch_of_one(place, case_inputs):
     """17 lines in batches of 16: the last row contributes nothing and nothing breaks."""
     (place / "tail.txt").write_bytes((case_inputs / "train_tail_17.txt").read_bytes())

@@ -273,6 +273,8 @@ def _check_batches(corpus: Corpus, arguments: SimCSEArguments, loss: LossArgumen
     if len(list(islice(corpus.dataset, 2))) < 2:
         name = corpus.report.files[0].name
         raise InputError(f"{name}: 1 sentence is not enough, it has no negatives; give at least 2")
+    if corpus.report.distinct == 1 and loss.mask_duplicates:
+        raise InputError(f"{corpus.report.files[0].name}: all sentences are equal, and none is another's negative")
     rows = batch * (arguments.world_size if loss.gather_across_devices else 1)
     candidates = max(len(corpus.report.columns) - 1, 1)
     if rows * candidates < 2:
@@ -365,8 +367,7 @@ def _token_report(encoder: SentenceTransformer, texts: list[str], max_length: in
         "redundant": sum(repeated) - len(repeated),
     }
     logger.info(
-        "of the first %d texts %d are cut at %d tokens; %d have equal token ids (%d redundant), "
-        "which are not each other's negatives",
+        "of the first %d texts %d are cut at %d tokens; %d have equal token ids (%d redundant)",
         report["texts"], report["truncated"], max_length, report["with_equal_ids"], report["redundant"],
     )  # fmt: skip
     return report
