@@ -809,9 +809,20 @@ def _denominator(
 
 def _checked(keep: Tensor | Callable[[slice], Tensor], shape: tuple[int, int]) -> Callable[[slice], Tensor]:
     """``keep`` as a function of a slice of anchors, whose result is checked."""
-    if isinstance(keep, Tensor) and (keep.dtype != torch.bool or tuple(keep.shape) != shape):
+
+    def rows_of(rows: slice) -> Tensor:
+        asked = len(range(*rows.indices(shape[0])))
+        return _bool(keep[rows] if isinstance(keep, Tensor) else keep(rows), (asked, shape[1]))
+
+    if isinstance(keep, Tensor):
+        _bool(keep, shape)
+    return rows_of
+
+
+def _bool(keep: Tensor, shape: tuple[int, int]) -> Tensor:
+    if keep.dtype != torch.bool or tuple(keep.shape) != shape:
         raise ValueError(f"keep must be a bool tensor of shape {shape}, got {keep.dtype} {tuple(keep.shape)}")
-    return keep.__getitem__ if isinstance(keep, Tensor) else keep
+    return keep
 
 
 def _columns(keep: Callable[[slice], Tensor], span: slice) -> Callable[[slice], Tensor]:

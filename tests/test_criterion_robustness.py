@@ -164,6 +164,22 @@ def test_ln07_small_temperature_is_stable():
         assert all(value.isfinite().all() for value in run(criterion, *views(40, dtype=torch.float32)))
 
 
+@pytest.mark.parametrize("chunk_size", [None, 5])
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda rows: torch.ones(12, 12)[rows],
+        lambda rows: torch.ones(13, 12, dtype=torch.bool),
+        lambda rows: torch.ones(12, 20, dtype=torch.bool)[rows],
+        lambda rows: torch.ones(1, 12, dtype=torch.bool),
+    ],
+)
+def test_what_a_function_keeps_is_checked(keep, chunk_size):
+    first, second = torch.randn(2, 12, 8)
+    with pytest.raises(ValueError, match=r"keep must be a bool tensor of shape \("):
+        Weince(chunk_size=chunk_size)(first, second, keep=keep)
+
+
 def test_wrong_tensors_are_named():
     first, second, hard = views(8, columns=3)
     for arguments, keep, name in (
