@@ -675,6 +675,8 @@ def test_ev06_selecting_on_the_test_pairs_warns(place, caplog):
         (["--max_train_samples", "0"], "--max_train_samples 0"),
         (["--pooler_type", "avg"], "--mlp_only_train"),
         (["--train_file", "missing.txt"], "missing.txt"),
+        (["--text_column", "nosuch"], "plain text has no columns nosuch"),
+        (["--data_dir", "nowhere"], "nowhere: --data_dir is no folder"),
         (["--model_name_or_path", "missing-encoder"], "missing-encoder"),
         (["--resume_from_checkpoint", "nowhere"], "nowhere: not a complete checkpoint"),
         (["--dropout", "1.5"], "--dropout 1.5"),

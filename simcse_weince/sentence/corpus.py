@@ -274,7 +274,7 @@ def _pick_columns(source: Source, options: CorpusOptions) -> Source:
     """Choose the text columns of a source by its first rows: in .jsonl one row may lack a key."""
     wanted = tuple(options.text_columns or ())
     if source.kind in ("txt", "xml"):
-        if len(wanted) > 1:
+        if wanted not in ((), ("text",)):
             raise InputError(f"{source.name}: plain text has no columns {', '.join(wanted)}; use a table")
         return replace(source, columns=("text",))
     rows = (row for _, row in islice(read_rows(source, options.encoding), 100) if isinstance(row, dict))

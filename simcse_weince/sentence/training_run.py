@@ -199,6 +199,8 @@ def _graded_pairs(
 ) -> tuple[GradedPairs | None, GradedPairs | None]:
     """Read the pairs to select and to report with, before anything that takes time."""
     wants_dev = arguments.eval_strategy != "no"
+    if data.data_dir and not Path(data.data_dir).is_dir():
+        raise InputError(f"{data.data_dir}: --data_dir is no folder; name the one with the STS data, or leave it out")
     try:
         dev = read_pairs(data.eval_file) if data.eval_file else None
         if dev is None and wants_dev:
