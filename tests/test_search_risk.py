@@ -167,6 +167,20 @@ def test_recommendations_are_ordered_and_near_the_truth() -> None:
         recommend_k(pos, neg, 0.0, tau=0.2)
 
 
+def test_the_safe_number_holds_from_there_on_where_few_positives_are_near() -> None:
+    rng = np.random.default_rng(0)
+    neg = rng.normal(0, 0.125, (300, 400)).clip(-1, 1)  # as of unit vectors in 64 dimensions
+    for near, far, tol in ((0.9, -0.4, 0.01), (0.9, -0.4, 0.2), (0.9, -0.4, 5.0), (-0.4, -0.4, 0.01), (0.6, 0.2, 0.01)):
+        pos = np.where(np.arange(300) < 30, near, far)
+        found, excess = recommend_k(pos, neg, tol, tau=0.2), search_cross_entropy(pos, neg, tau=0.2).r_pos - 1
+        ks = np.arange(1, max(2, math.ceil(excess.mean() / tol)))  # above, it holds by log1p(x) <= x
+        above = np.flatnonzero(np.log1p(excess / (ks[:, None] + 1)).mean(1) > tol)
+        assert found.k_safe_upper == (above[-1] + 2 if len(above) else 1), (near, far, tol)
+    pos = np.where(np.arange(300) < 30, 0.9, -0.4)
+    assert bias_curve(pos, neg, [10], tau=0.2).bias[0] > 0.1  # and yet the bound is below 0 at k = 1
+    assert recommend_k(pos, neg, 0.01, tau=0.2).k_plug is not None
+
+
 def test_p24_optimal_temperature_solves_the_moment_equation(draw: tuple) -> None:
     pos, neg = draw
     fit = optimal_temperature(pos, neg)

@@ -274,7 +274,7 @@ class KRecommendation(Result):
 
     k_plug: int | None  # from the bias curve with its error, valid for all larger k examined
     k_asymptotic: int  # from the 1/k law alone
-    k_safe_upper: int  # keeps the risk from exceeding its limit by more than the tolerance, for these positives
+    k_safe_upper: int  # from here on the risk exceeds its limit by no more than the tolerance, for these positives
     k_worst_case: int | None  # for every data law and embedding; astronomical below a temperature of 0.3
     Er: float  # mean density of the search kernel at the positive
     Ev: float  # mean chi-square of the search kernel from the corpus
@@ -293,6 +293,26 @@ def _smallest(holds: Callable[[int], bool]) -> int:
     return high
 
 
+def _safe(density: Tensor, gain: int, tol: float) -> int:
+    """Smallest k from which on ``E log((k + r) / (k + gain)) <= tol``, which bounds the bias from above.
+
+    Where a few positives are near and most are far, that is below 0 at small k, rises to a peak and only then falls.
+    There is one peak: the sign of the slope is that of ``E (gain - r) / (k + r)``, which goes from - to 0 or + to -
+    only once, since ``(k + gain)`` times it is ``gain - Er + E (gain - r)^2 / (k + r)``.
+    """
+    excess = density - gain
+
+    def bound(k: int) -> float:
+        return float(torch.log1p(excess / float(k + gain)).mean())
+
+    def settled(k: int) -> bool:
+        falls = float((excess / (density + float(k))).mean()) >= 0
+        return bound(k) <= tol and (falls or float(excess.mean()) <= tol * (k + gain))
+
+    safe = _smallest(settled)
+    return safe if safe == 1 or bound(safe - 1) > tol else 1  # else the peak is no higher than the tolerance
+
+
 def recommend_k(
     pos: Similarities, neg: Similarities, tol: float, *, tau: float | None = None, link: Link | None = None,
     offset: Offset = "log_k1", level: float = 0.95, shared_pool: bool = True, unbounded: bool = False,
@@ -306,7 +326,7 @@ def recommend_k(
     heavy_tail(pairs, link)
     sums, gain = pool_sums(pairs, link), int(offset == "log_k1")
     density, chi2 = _density(sums), float(sums.whole[1].mean())
-    safe = _smallest(lambda k: float(torch.log1p((density - gain) / float(k + gain)).mean()) <= tol)
+    safe = _safe(density, gain, tol)
     top = min(K_LIMIT, 8 * max(safe, math.ceil(chi2 / tol), 16))
     grid = np.unique(np.geomspace(1, top, 1 + 4 * math.ceil(math.log2(top))).round().astype(int))
     curve = _bias_curve(pairs, link, grid, sums, offset, 512, shared_pool, level)
