@@ -1,5 +1,6 @@
 """The report on a model whose answers are known, and the command on a tiny encoder and on bad input."""
 
+import dataclasses
 import json
 import runpy
 import sys
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from simcse_weince.cli import main
-from simcse_weince.search import SoftmaxLink, VonMisesFisherModel, search_cross_entropy
+from simcse_weince.search import SoftmaxLink, VonMisesFisherModel, risk, search_cross_entropy
 from simcse_weince.search.report import (
     SearchReport,
     draw,
@@ -58,6 +59,18 @@ def test_report_finds_what_a_solvable_model_knows(report: SearchReport) -> None:
     assert report.warnings[1:] == [
         "beyond k = 600, the size of the pool, the curve takes the pool for the whole corpus"
     ]
+
+
+@pytest.mark.parametrize(("at", "words"), [(0.01, ", the coldest that this pool can tell."), (0.5, "0.5."), (
+    1e3, "1e+03, the hottest tried: they find the positives no nearer than random candidates.")])  # fmt: skip
+def test_the_verdict_tells_the_cold_from_the_hot_end(report: SearchReport, at: float, words: str) -> None:
+    best = risk.TemperatureFit(at, 0.0, 0.0, at_bound=at != 0.5)
+    assert verdict(dataclasses.replace(report, best=best)).endswith(words)
+
+
+def test_positives_farther_than_random_candidates_are_not_blamed_on_the_pool() -> None:
+    anchors, positives, pool = embeddings(40, 200)
+    assert "no nearer than random candidates" in verdict(measure_search(anchors, -positives, pool, max_k=4))
 
 
 def test_every_number_of_the_report_is_printed_drawn_and_written(report: SearchReport, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from simcse_weince.search import kernels, risk
 
 FEWEST_PAIRS = 10
 SMALLEST_POOL = 20
+HOTTEST = 1e3  # temperature at which all candidates count alike
 _PER_ANCHOR = ("per_anchor", "log_Z", "chi2", "r_pos")  # of no use to a reader of the JSON
 _DEPTH = 100  # of the ranking
 _WARNINGS = (kernels.SelfMatchWarning, kernels.SmallPoolWarning, kernels.HeavyTailWarning)
@@ -84,7 +85,7 @@ def measure_search(
         sweep = risk.temperature_sweep(pos, neg, np.geomspace(0.01, 1, 13).tolist())
         # Where a handful of items carry the whole estimate, the cross-entropy is optimistic: no place for an optimum.
         warm = sweep.tau[sweep.ess >= 30]
-        best = risk.optimal_temperature(pos, neg, bounds=(float(warm[0]), 1e3)) if len(warm) else None
+        best = risk.optimal_temperature(pos, neg, bounds=(float(warm[0]), HOTTEST)) if len(warm) else None
         shortfall = [kernels.WeibullLink(float(beta)) for beta in np.geomspace(0.5, 32, 13)]
         tried = [(kernels.search_cross_entropy(pos, neg, link=link), link) for link in shortfall]
         fitted = min(((found.value, link.beta) for found, link in tried if found.ess_median >= 30), default=None)
@@ -159,6 +160,8 @@ def verdict(report: SearchReport) -> str:
     if report.best is None:
         return f"{first} The pool is too small to tell the best temperature."
     limit = ", the coldest that this pool can tell" if report.best.at_bound else ""
+    if report.best.tau == HOTTEST:
+        limit = ", the hottest tried: they find the positives no nearer than random candidates"
     return f"{first} These embeddings find the positives best at temperature {report.best.tau:.3g}{limit}."
 
 
