@@ -61,6 +61,11 @@ def test_report_finds_what_a_solvable_model_knows(report: SearchReport) -> None:
     ]
 
 
+def test_the_verdict_does_not_call_a_number_that_bounds_one_side_enough(report: SearchReport) -> None:
+    advice = dataclasses.replace(report.recommendation, k_plug=None, k_asymptotic=10**8, k_safe_upper=1)
+    assert "takes about 100,000,000 negatives" in verdict(dataclasses.replace(report, recommendation=advice))
+
+
 @pytest.mark.parametrize(("at", "words"), [(0.01, ", the coldest that this pool can tell."), (0.5, "0.5."), (
     1e3, "1e+03, the hottest tried: they find the positives no nearer than random candidates.")])  # fmt: skip
 def test_the_verdict_tells_the_cold_from_the_hot_end(report: SearchReport, at: float, words: str) -> None:

@@ -150,7 +150,8 @@ def verdict(report: SearchReport) -> str:
     if advice.k_plug is None:
         first = (
             f"At temperature {tau:g} no batch that can be run brings the loss within {tol:g} nats of the search "
-            f"objective that it stands for: that takes about {advice.k_safe_upper:,} negatives."
+            f"objective that it stands for: that takes about {max(advice.k_safe_upper, advice.k_asymptotic):,} "
+            "negatives."
         )
     else:
         first = (
