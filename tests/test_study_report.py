@@ -91,6 +91,17 @@ def test_twelve_seeds_can_show_a_difference(tmp_path):
     )
 
 
+def test_one_seed_can_be_read_though_not_compared(tmp_path, capsys):
+    study = plan(tmp_path, arms=["infonce", "weibull"], grid={}, seeds={"report": [1]})
+    for run in study.runs("report"):
+        finish(study, run, run={"result": {"test_after": 0.78 + 0.01 * (run.arm == "weibull")}})
+    summary = summarize(study)
+    assert "With 1 seed that p cannot be below 1" in verdict(summary)
+    assert "| weibull - infonce | +1.00 | -  | -             | 1 | 1       | -             | -             |" in (
+        to_markdown(summary)
+    )
+
+
 def test_curves_are_means_over_seeds_with_their_spread(study):
     curves = summarize(study)["curves"]
     assert curves["dev"]["weince"]["steps"] == [0, 10]

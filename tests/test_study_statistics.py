@@ -59,6 +59,11 @@ def test_arms_of_unequal_length_are_refused():
         paired_difference([1, 2, 3], [1, 2])
 
 
+def test_one_seed_shows_nothing():
+    one = paired_difference([1.0], [0.0])
+    assert one["p"] == 1.0 and one["mean"] == 1.0 and one["sd"] is one["seeds_for_a_point"] is None
+
+
 def test_holm_steps_down_and_never_decreases():
     # The example of Holm's procedure: 0.005 * 4, 0.01 * 3, 0.03 * 2, then the larger of 0.04 * 1 and the one before.
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])

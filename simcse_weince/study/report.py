@@ -100,7 +100,8 @@ def verdict(summary: dict[str, Any]) -> str:
     text = f"{title}: {len(shown)} of {len(differences)} differences are shown, by p after Holm of at most 0.05"
     text += f": {'; '.join(shown)}." if shown else "."
     if smallest > 0.05:
-        text += f" With {seeds} seeds that p cannot be below {smallest:.2g}, so read the intervals or add seeds."
+        text += f" With {seeds} seed{'s' * (seeds > 1)} that p cannot be below {smallest:.2g}, so "
+        text += "read the intervals or add seeds."
     if seeds > 1:
         widest = max(differences, key=lambda one: one["sd"])
         half, whole = (

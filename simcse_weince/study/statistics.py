@@ -42,11 +42,13 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[s
         raise ValueError(f"first and second must have equal lengths, got {len(first)} and {len(second)}")
     differences = np.subtract(first, second).tolist()
     result = spread(differences)
-    flips = stats.permutation_test(
-        (differences,), np.mean, permutation_type="samples", n_resamples=2**16, vectorized=True, random_state=0
-    )
+    p = 1.0  # of one difference, which scipy refuses: either sign is as far from 0
+    if len(differences) > 1:
+        p = stats.permutation_test(
+            (differences,), np.mean, permutation_type="samples", n_resamples=2**16, vectorized=True, random_state=0
+        ).pvalue
     needed = [None if result["sd"] is None else seeds_needed(result["sd"], points) for points in (0.5, 1.0)]
-    return {**result, "p": float(flips.pvalue), "seeds_for_half_a_point": needed[0], "seeds_for_a_point": needed[1]}
+    return {**result, "p": float(p), "seeds_for_half_a_point": needed[0], "seeds_for_a_point": needed[1]}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
