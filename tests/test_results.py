@@ -8,6 +8,7 @@ import pytest
 
 from simcse_weince.study.plan import read_study
 from simcse_weince.study.report import tables, verdict
+from simcse_weince.study.statistics import fewest_seeds
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = sorted((ROOT / "data" / "results").glob("*.json"))
@@ -30,6 +31,8 @@ def test_the_page_shows_every_table_of_the_record(path):
     for title, header, rows in tables(summary):
         assert f"### {title}" in PAGE and {tuple(header), *map(tuple, rows)} <= rows_of(PAGE), title
     assert verdict(summary) in re.sub(r"\s+", " ", PAGE)
+    for score in summary["scores"].values():
+        assert min(one["seeds_for_a_point"] for one in score["differences"]) >= fewest_seeds(len(score["differences"]))
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)

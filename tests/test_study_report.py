@@ -81,6 +81,15 @@ def test_the_verdict_says_what_cannot_be_shown_and_what_it_would_take(study):
     assert f"{widest['seeds_for_a_point']} seeds" in text and "hours" in text
 
 
+def test_no_number_of_seeds_is_promised_with_which_its_own_criterion_could_not_be_met(study):
+    for run in study.runs("report"):  # arms that differ by the same for each seed: two would do for a t test
+        finish(study, run, run={"result": {"test_after": 0.7 + run.seed / 1000 + 0.01 * (run.arm == "weince")}})
+    summary = summarize(study)
+    # Three differences: 3 * 2 / 2^6 is above 0.05, 3 * 2 / 2^7 below.
+    assert all(row[-2:] == ["7", "7"] for row in tables(summary)[1][2])
+    assert "two arms need 7 seeds" in verdict(summary)
+
+
 def test_twelve_seeds_can_show_a_difference(tmp_path):
     study = plan(tmp_path, arms=["infonce", "weibull"], grid={}, seeds={"report": list(range(12))})
     for run in study.runs("report"):

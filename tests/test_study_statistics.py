@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from simcse_weince.study.statistics import holm, paired_difference, seeds_needed, spread
+from simcse_weince.study.statistics import fewest_seeds, holm, paired_difference, seeds_needed, spread
 
 FIRST = [78.56, 78.14, 78.11, 78.90, 77.75]
 SECOND = [78.35, 77.93, 77.73, 78.20, 77.90]
@@ -52,6 +52,15 @@ def test_p_of_twelve_seeds_is_exact_and_of_twenty_is_drawn_alike_each_time():
 
 def test_five_seeds_cannot_reach_five_per_cent():
     assert paired_difference([90] * 5, [10] * 5)["p"] == pytest.approx(2 / 2**5)
+
+
+@pytest.mark.parametrize("comparisons", [1, 3, 10])
+def test_fewest_seeds_are_the_first_that_can_show_one_difference_among_several(comparisons):
+    def best(n):
+        return holm([paired_difference([90] * n, [10] * n)["p"], *[1.0] * (comparisons - 1)])[0]
+
+    n = fewest_seeds(comparisons)
+    assert best(n) <= 0.05 < best(n - 1)
 
 
 def test_arms_of_unequal_length_are_refused():

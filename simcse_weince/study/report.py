@@ -9,7 +9,7 @@ from typing import Any
 
 from simcse_weince.page import Page, new_figure
 from simcse_weince.study.plan import Study, lookup
-from simcse_weince.study.statistics import holm, paired_difference, spread
+from simcse_weince.study.statistics import fewest_seeds, holm, paired_difference, spread
 
 Table = tuple[str, list[str], list[list[str]]]
 _NEEDED = ("seeds_for_half_a_point", "seeds_for_a_point")
@@ -70,6 +70,8 @@ def _score(study: Study, place: str, complete: dict[str, list[dict[str, Any]]]) 
     ]
     for difference, p in zip(differences, holm([one["p"] for one in differences]), strict=True):
         difference["p_holm"] = p
+        for name in _NEEDED:  # of a t test, but a difference counts as shown by the p that was just set
+            difference[name] = difference[name] and max(difference[name], fewest_seeds(len(differences)))
     arms = {arm: {"setting": complete[arm][0]["setting"], **spread(each), "each": each} for arm, each in values.items()}
     return {"arms": arms, "differences": differences}
 

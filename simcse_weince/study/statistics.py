@@ -59,6 +59,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return np.minimum(adjusted, 1).tolist()
 
 
+def fewest_seeds(comparisons: int) -> int:
+    """The smallest number of seeds with which a difference among `comparisons` can have a p after Holm of 0.05."""
+    return math.ceil(math.log2(comparisons * 2 / 0.05))
+
+
 def seeds_needed(sd: float, difference: float, power: float = 0.8) -> int:
     """The number of seeds with which a paired t test at 5 % finds a true difference with probability `power`.
 
