@@ -67,9 +67,9 @@ def shown_name(path: str) -> str:
 
 
 def shareable(value: Any) -> Any:
-    """A copy in which absolute paths are cut to their names."""
+    """A copy in which absolute paths are cut to their names, and without the token of the hub."""
     if isinstance(value, Mapping):
-        return {name: shareable(item) for name, item in value.items()}
+        return {name: shareable(item) for name, item in value.items() if name != "hub_token"}
     if isinstance(value, list):
         return [shareable(item) for item in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

@@ -98,6 +98,13 @@ def test_records_of_other_options_are_refused(tmp_path):
         changed.record(changed.runs("settings")[0])
 
 
+def test_a_record_that_holds_a_token_of_the_hub_is_still_read(tmp_path):
+    study = read_study(write(tmp_path), output_dir=tmp_path / "records", options={"hub_token": "hf_x"})
+    run = study.runs("settings")[0]
+    finish(study, run, options={**shareable(run.options), "hub_token": "hf_x"})
+    assert study.record(run)["select"] == 0.8 and "hub_token" not in shareable(run.options)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -111,6 +118,7 @@ def test_records_of_other_options_are_refused(tmp_path):
         ({"seeds": {"report": [1], "settings": [2], "test": [3]}}, "report and settings"),
         ({"baselines": ["simcse"]}, "baselines names no arm: simcse"),
         ({"arms": "infonce"}, "is no study"),
+        ({"grid": {"train_file": ["/a/text.txt", "/b/text.txt"]}}, "name infonce-train_file=text.txt-seed=11"),
         ({"evaluations": {"suite": "evaluate {run} --data_dir {data_dir}"}}, "data_dir"),
     ],
 )

@@ -127,6 +127,26 @@ def test_settings_are_chosen_on_dev_alone_and_tested_once(place, trained):  # no
     assert report[0]["curve"] == [{"step": 1, "loss": 2.0, "blend": None}]
 
 
+def test_a_study_over_files_is_reported_from_its_folder_which_tells_of_no_place_and_no_secret(place, trained, capsys):  # noqa: F811
+    texts = [str(place / "a.txt"), str(place / "b.txt")]
+    own, folder = f"--pairs '{place}/my own.tsv' --data_dir={place}/sts", place / "records"
+    content = yaml.safe_load(write(place).read_text())
+    study = write(place, **{**GRID, "grid": {"train_file": texts}}, options={**content["options"], "hub_token": "hf_x"},
+                  evaluations={"last": f"evaluate {{last}} {own}"})  # fmt: skip
+    assert main(["study", str(study)]) == 0
+    assert yaml.safe_load((folder / "study.yaml").read_text())["evaluations"] == {
+        "last": "evaluate '{last}' --pairs 'my own.tsv' --data_dir=sts"
+    }
+    summary = place / "summary.json"
+    for shown in (folder, study):
+        assert main(["compare", "--study", str(shown), "--output", str(summary)]) == 0
+        left = [path for path in folder.rglob("*") if path.is_file()]
+        text = "".join(path.name + path.read_text() for path in [*left, summary]) + capsys.readouterr().out
+        assert "infonce-train_file=a.txt-seed=8.json" in text and "infonce - " not in text
+        assert str(place) not in text and str(place).replace("/", "_") not in text and "hf_x" not in text
+    assert main(["study", str(study)]) == 0 and len(trained) == 16
+
+
 def test_nothing_is_run_twice(place, trained, caplog):  # noqa: F811
     study = str(write(place, **GRID))
     assert main(["study", study]) == 0

@@ -48,8 +48,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of its record, which no other run of the phase has."""
-        chosen = [f"{name}={value}" for name, value in self.setting.items()]
+        """The name of its record, which no other run of the phase has and which can be shared."""
+        chosen = [f"{name}={value}" for name, value in shareable(self.setting).items()]
         return "-".join([self.arm, *chosen, f"seed={self.seed}"]).replace("/", "_")
 
 
@@ -143,7 +143,7 @@ class Study:
         if not path.exists():
             return None
         record = json.loads(path.read_text(encoding="utf-8"))
-        if (record["options"], record["processes"]) != (shareable(run.options), self.processes):
+        if (shareable(record["options"]), record["processes"]) != (shareable(run.options), self.processes):
             raise InputError(f"{path}: was made with other options or processes; use another output_dir")
         return record
 
@@ -213,6 +213,11 @@ def _check(study: Study) -> None:
         raise ValueError("a grid needs seeds of its own, under seeds: settings")
     if unknown := set(study.baselines) - study.arms.keys():
         raise ValueError(f"baselines names no arm: {', '.join(sorted(unknown))}")
+    runs = [run.name for arm in study.arms for setting in study.settings(arm) for phase in PHASES
+            for run in study.trials(phase, arm, setting)]  # fmt: skip
+    if len(set(runs)) < len(runs):
+        twice = max(runs, key=runs.count)
+        raise ValueError(f"two runs have the name {twice}: files in a grid must differ by more than their folders")
     named = {name for text in study.evaluations.values() for _, name, _, _ in string.Formatter().parse(text) if name}
     if unknown := named - study.options.keys() - {"run", "last"}:
         raise ValueError(f"evaluations name what is no option of the study: {', '.join(sorted(unknown))}")

@@ -7,6 +7,7 @@ import json
 import os
 from typing import Any
 
+from simcse_weince.outputs import shareable
 from simcse_weince.page import Page, new_figure
 from simcse_weince.study.plan import Study, lookup
 from simcse_weince.study.statistics import fewest_seeds, holm, paired_difference, spread
@@ -36,7 +37,8 @@ def summarize(study: Study) -> dict[str, Any]:
             scores = [study.scale * record["select"] for record in records if record["select"] is not None]
             seconds += sum(record["seconds"] for record in records)
             if scores and len(scores) == len(study.seeds["settings"]):
-                settings.append({"arm": arm, "setting": setting, "chosen": setting == chosen, **spread(scores)})
+                told = {"arm": arm, "setting": shareable(setting), "chosen": setting == chosen}
+                settings.append({**told, **spread(scores)})
         runs = study.trials("report", arm, chosen or {})
         records = [record for run in runs if chosen is not None and (record := study.record(run))]
         if len(records) == len(runs):

@@ -60,6 +60,10 @@ def run_study(study: Study, *, parallel: int = 1, shard: tuple[int, int] = (1, 1
     failed: list[str] = []
     stop = threading.Event()
     content = shareable({name: value for name, value in vars(study).items() if name != "output_dir"})
+    content["evaluations"] = {
+        name: shlex.join("=".join(shareable(word.split("="))) for word in shlex.split(command))
+        for name, command in study.evaluations.items()
+    }
     write_text(study.output_dir / "study.yaml", yaml.safe_dump(content, sort_keys=False))
 
     def work(run: Run) -> None:
@@ -162,9 +166,9 @@ def _finish(study: Study, run: Run, environment: Mapping[str, str], keep_models:
                 call([sys.executable, "-m"], *words, "--output", str(folder / f"{name}.json"))
                 evaluations[name] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         record = {
-            "phase": run.phase, "arm": run.arm, "setting": run.setting, "seed": run.seed, "processes": study.processes,
-            "options": shareable(run.options), "select": select, "run": trained, "evaluations": evaluations,
-            "curve": _curve(history), "seconds": time.perf_counter() - start,
+            "phase": run.phase, "arm": run.arm, "setting": shareable(run.setting), "seed": run.seed,
+            "processes": study.processes, "options": shareable(run.options), "select": select, "run": trained,
+            "evaluations": evaluations, "curve": _curve(history), "seconds": time.perf_counter() - start,
         }  # fmt: skip
         write_json(study.record_path(run), record)
     if not keep_models:
