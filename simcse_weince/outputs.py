@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import simcse_weince
+from simcse_weince.errors import InputError
 
 _LIBRARIES = ("torch", "transformers", "sentence-transformers", "datasets", "accelerate", "scipy", "numpy")
 
@@ -59,6 +60,34 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_json(path: str | os.PathLike[str], record: Any) -> None:
     """Write a record, in which every number is finite, whole or not at all."""
     write_text(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: str | os.PathLike[str], shape: Any, remedy: str) -> Any:
+    """Read a file that a run has left.
+
+    Args:
+        path: The file.
+        shape: Of its content: a type, a dictionary of the shapes of some names, or a list of the shape of every item.
+        remedy: What to do if it cannot be read; ends the message.
+
+    Raises:
+        InputError: It cannot be read or is of another shape.
+    """
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or 'not JSON'}; {remedy}") from None
+    if not _has_shape(value, shape):
+        raise InputError(f"{path}: not what a run leaves there; {remedy}")
+    return value
+
+
+def _has_shape(value: Any, shape: Any) -> bool:
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(_has_shape(value.get(name), kind) for name, kind in shape.items())
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_has_shape(item, shape[0]) for item in value)
+    return isinstance(value, shape)
 
 
 def shown_name(path: str) -> str:

@@ -75,12 +75,18 @@ def test_the_command_prints_the_table_and_writes_the_page(folders, tmp_path, cap
     assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("content", [None, "{"])
-def test_a_folder_without_a_finished_run_is_refused(tmp_path, capsys, content):
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    if content:
-        (folder / "run.json").write_text(content)
-    assert main(["compare", str(folder)]) == 2
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("run.json", ...), ("trainer_state.json", ...), *(("run.json", content) for content in (
+            "{", "[1]", "null", "{}", '{"arguments": {}, "result": [1]}', '{"arguments": [1], "result": {}}',
+            '{"arguments": {}, "result": {"dev_best": 0.9, "dev_last": "x"}}')),
+        *(("trainer_state.json", content) for content in (
+            "[1]", '{"log_history": null}', '{"log_history": [{"a": 1}]}')),
+    ],
+)  # fmt: skip
+def test_a_folder_without_a_finished_run_is_refused(folders, tmp_path, capsys, name, content):
+    (tmp_path / "two" / name).unlink() if content is ... else (tmp_path / "two" / name).write_text(content)
+    assert main(["compare", *folders, "--report", str(tmp_path / "page.html")]) == 2
     error = capsys.readouterr().err
-    assert "run.json" in error and "name the --output_dir of a finished training run" in error
+    assert f"two/{name}: " in error and "; name the --output_dir of a finished training run" in error

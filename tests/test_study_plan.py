@@ -36,7 +36,7 @@ def finish(study, trial, **content):
     path = study.record_path(trial)
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {"options": shareable(trial.options), "processes": 1, "select": 0.8, "evaluations": {}, "curve": []}
-    path.write_text(json.dumps({**record, "setting": trial.setting, "seconds": 9.0, **content}))
+    path.write_text(json.dumps({**record, "setting": trial.setting, "seconds": 9.0, "run": {}, **content}))
 
 
 def test_presets_are_filled_in_and_fixed_options_leave_the_grid(tmp_path):
@@ -96,6 +96,19 @@ def test_records_of_other_options_are_refused(tmp_path):
     changed = read_study(write(tmp_path), output_dir=tmp_path / "records", options={"max_steps": 7})
     with pytest.raises(InputError, match="other options"):
         changed.record(changed.runs("settings")[0])
+
+
+@pytest.mark.parametrize(
+    "content", ["", '{"options": {', "[]", "{}", "null", {"options": []}, {"select": "0.8"}, {"curve": [{"loss": 1.0}]}]
+)
+def test_a_damaged_record_is_named_with_the_remedy(tmp_path, content):
+    study = plan(tmp_path)
+    run = study.runs("settings")[0]
+    finish(study, run, **(content if isinstance(content, dict) else {}))
+    if isinstance(content, str):
+        study.record_path(run).write_text(content)
+    with pytest.raises(InputError, match="seed=11.json: not .*; remove it"):
+        study.record(run)
 
 
 def test_a_record_that_holds_a_token_of_the_hub_is_still_read(tmp_path):

@@ -1,17 +1,21 @@
 """Training runs beside one another: scores, learning curves, statistics of the loss, and what was set differently."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simcse_weince.errors import InputError
+from simcse_weince.outputs import read_json
 from simcse_weince.page import Page, new_figure
 
 _NO_CURVES = ("epoch", "step", "total_flos", "runtime", "per_second", "train_loss")
 _WHERE_THINGS_ARE = ("output_dir", "logging_dir", "run_name", "cache_dir")
+_SHAPES = {
+    "run.json": {"arguments": dict, "result": dict.fromkeys(("dev_best", "dev_last"), float | int | None)},
+    "trainer_state.json": {"log_history": [{"step": int}]},
+}
+_REMEDY = "name the --output_dir of a finished training run"
 
 
 @dataclass(frozen=True)
@@ -44,16 +48,16 @@ def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[TrainingRun]:
     """Read finished runs of ``simcse-weince train`` and ``vision-train``; equal folder names get their parent's.
 
     Raises:
-        InputError: A folder holds no finished run.
+        InputError: A folder holds no finished run, or a damaged one.
     """
     paths = [Path(folder).resolve() for folder in folders]
     runs = []
     for path in paths:
         alone = [other.name for other in paths].count(path.name) == 1
-        record, state = (_read(path / name) for name in ("run.json", "trainer_state.json"))
-        result = {key: value for key, value in record.get("result", {}).items() if value is not None}
+        record, state = (read_json(path / name, shape, _REMEDY) for name, shape in _SHAPES.items())
+        result = {key: value for key, value in record["result"].items() if value is not None}
         name = path.name if alone else f"{path.parent.name}/{path.name}"
-        runs.append(TrainingRun(name, record.get("arguments", {}), result, state.get("log_history", [])))
+        runs.append(TrainingRun(name, record["arguments"], result, state["log_history"]))
     return runs
 
 
@@ -116,11 +120,3 @@ def _reading(runs: Sequence[TrainingRun]) -> str:
     if lines:
         lines.append("One run of a setting says little about it: seeds alone scatter by about 0.01.")
     return "\n".join(lines)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not JSON"
-        raise InputError(f"{path}: {reason}; name the --output_dir of a finished training run") from None

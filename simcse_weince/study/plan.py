@@ -6,7 +6,6 @@ trained and tested. Records of the first phase hold no test score, so none can b
 """
 
 import itertools
-import json
 import math
 import string
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 import yaml
 
 from simcse_weince.errors import InputError
-from simcse_weince.outputs import shareable
+from simcse_weince.outputs import read_json, shareable
 
 PHASES = ("settings", "report")
 
@@ -34,6 +33,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "weibull": {"loss": "weince", "gate": 1.0, "temperature": 0.05},
     "mnrl-hardness": {"loss": "mnrl-hardness"},
 }
+
+# Of the record of a run, what is read of it.
+_RECORD = {
+    "setting": dict, "processes": int, "options": dict, "select": float | int | None, "run": dict, "evaluations": dict,
+    "curve": [{"step": int}], "seconds": float | int,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -137,12 +142,12 @@ class Study:
         """The record of a run, or None if it is not finished.
 
         Raises:
-            InputError: It was made with other options.
+            InputError: It is damaged, or was made with other options.
         """
         path = self.record_path(run)
         if not path.exists():
             return None
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path, _RECORD, "remove it, and the study makes it again")
         if (shareable(record["options"]), record["processes"]) != (shareable(run.options), self.processes):
             raise InputError(f"{path}: was made with other options or processes; use another output_dir")
         return record
