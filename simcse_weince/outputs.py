@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import simcse_weince
 from simcse_weince.errors import InputError
@@ -77,17 +77,21 @@ def read_json(path: str | os.PathLike[str], shape: Any, remedy: str) -> Any:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or 'not JSON'}; {remedy}") from None
-    if not _has_shape(value, shape):
+    if not has_shape(value, shape):
         raise InputError(f"{path}: not what a run leaves there; {remedy}")
     return value
 
 
-def _has_shape(value: Any, shape: Any) -> bool:
+def has_shape(value: Any, shape: Any) -> bool:
+    """Whether a value from JSON or YAML is of a type, such as ``dict[str, Any]``, or of a shape as in `read_json`."""
+    kind, inner = get_origin(shape), get_args(shape)
     if isinstance(shape, dict):
-        return isinstance(value, dict) and all(_has_shape(value.get(name), kind) for name, kind in shape.items())
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(_has_shape(item, shape[0]) for item in value)
-    return isinstance(value, shape)
+        return isinstance(value, dict) and all(has_shape(value.get(name), part) for name, part in shape.items())
+    if isinstance(shape, list) or kind is list:
+        return isinstance(value, list) and all(has_shape(item, (inner or shape)[0]) for item in value)
+    if kind is dict:
+        return isinstance(value, dict) and has_shape([*value], [inner[0]]) and has_shape([*value.values()], [inner[1]])
+    return shape is Any or isinstance(value, float | int if shape is float else shape)
 
 
 def shown_name(path: str) -> str:

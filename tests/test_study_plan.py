@@ -132,13 +132,41 @@ def test_a_record_that_holds_a_token_of_the_hub_is_still_read(tmp_path):
         ({"baselines": ["simcse"]}, "baselines names no arm: simcse"),
         ({"arms": "infonce"}, "is no study"),
         ({"grid": {"train_file": ["/a/text.txt", "/b/text.txt"]}}, "name infonce-train_file=text.txt-seed=11"),
-        ({"evaluations": {"suite": "evaluate {run} --data_dir {data_dir}"}}, "data_dir"),
+        ({"grid": {"temperature": 0.05}}, r"grid must be dict\[str, list\[Any\]\], not {'temperature': 0.05}"),
+        ({"grid": {"x": "abc"}}, "grid must be"),
+        ({"grid": {"x": []}}, "grid of infonce has an option without values"),
+        ({"arms": {"infonce": {"grid": {"x": "abc"}}}}, "grid must be"),
+        ({"grid": {"temperature": [0.05, 0.05]}}, "two runs have the name infonce-temperature=0.05-seed=11"),
+        ({"curves": "blend"}, r"curves must be list\[str\], not 'blend'"),
+        ({"processes": "2"}, "processes must be int, not '2'"),
+        ({"processes": 0}, "processes must be at least 1"),
+        ({"scale": "x"}, "scale must be float"),
+        ({"scores": ["result.x"]}, "scores must be"),
+        ({"scores": "result.x"}, "scores must be"),
+        ({"seeds": {"report": "12"}}, "seeds must be"),
+        ({"select": 3}, "select must be str"),
+        ({"evaluations": ["evaluate {run}"]}, "evaluations must be"),
+        ({"evaluations": {"a": 'evaluate "{run}'}}, "evaluation a: .*quotation"),
+        ({"evaluations": {"a": "evaluate {run"}}, "evaluation a: "),
+        ({"evaluations": {"a": "evaluate {}"}}, "evaluation a: "),
+        ({"evaluations": {"a": ""}}, "evaluation a: "),
+        ({"evaluations": {"suite": "evaluate {run} --data_dir {data_dir}"}}, "evaluation suite: .*data_dir"),
+        # An option that is fixed for one arm only is no option of every run.
+        ({"evaluations": {"a": "evaluate {run} --x {gate}"}}, "evaluation a: .* for infonce .*gate"),
     ],
 )
 def test_what_is_wrong_with_a_study_is_said_in_one_sentence(tmp_path, changes, message):
     with pytest.raises(InputError, match=message) as caught:
         read_study(write(tmp_path, **changes))
     assert str(tmp_path / "study.yaml") in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_evaluation_can_name_any_option_of_its_run(tmp_path):
+    command = "evaluate {run.name} --a {temperature:.2f} --b {seed} --c '{train_file}' --d {last} {loss}"
+    study = plan(tmp_path, arms=["infonce"], evaluations={"a": command})
+    assert study.runs("settings")[1].words(command, run=tmp_path, last="l") == [
+        "evaluate", tmp_path.name, "--a", "0.07", "--b", "11", "--c", "/home/somebody/text.txt", "--d", "l", "infonce"
+    ]  # fmt: skip
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path):

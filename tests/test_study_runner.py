@@ -236,7 +236,9 @@ def test_its_processes_find_one_another_on_cpus(tmp_path):
     assert world_sizes == {"rank0": "2", "rank1": "2"}, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("words", [["--shard", "3/2"], ["--shard", "x"], ["--set", "steps"], ["--parallel", "0"]])
+@pytest.mark.parametrize(
+    "words", [["--shard", "3/2"], ["--shard", "x"], ["--set", "steps"], ["--set", "x={bad"], ["--parallel", "0"]]
+)
 def test_wrong_options_are_refused(place, capfd, words):  # noqa: F811
     assert main(["study", str(write(place)), *words]) == 2
     assert capfd.readouterr().err.startswith("simcse-weince: error: ")

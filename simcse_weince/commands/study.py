@@ -36,7 +36,10 @@ def _assignment(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
-    return name, yaml.safe_load(value)
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise argparse.ArgumentTypeError(f"{text} holds no value that YAML can read; quote it") from None
 
 
 def _shard(text: str) -> tuple[int, int]:

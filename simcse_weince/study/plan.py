@@ -5,9 +5,10 @@ own, and the setting with the best mean on dev is chosen. Only with that one the
 trained and tested. Records of the first phase hold no test score, so none can be looked at while there is a choice.
 """
 
+import inspect
 import itertools
 import math
-import string
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import yaml
 
 from simcse_weince.errors import InputError
-from simcse_weince.outputs import read_json, shareable
+from simcse_weince.outputs import has_shape, read_json, shareable
 
 PHASES = ("settings", "report")
 
@@ -56,6 +57,10 @@ class Run:
         """The name of its record, which no other run of the phase has and which can be shared."""
         chosen = [f"{name}={value}" for name, value in shareable(self.setting).items()]
         return "-".join([self.arm, *chosen, f"seed={self.seed}"]).replace("/", "_")
+
+    def words(self, command: str, **places: Path) -> list[str]:
+        """The words of an evaluation's command, with options and `places` filled in."""
+        return [word.format(**{**self.options, **places}) for word in shlex.split(command)]
 
 
 @dataclass(frozen=True)
@@ -209,6 +214,14 @@ def _with_preset(arm: str, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(study: Study) -> None:
+    values = [(item.name, item.type, getattr(study, item.name)) for item in fields(Study)]
+    own = [("grid", dict[str, list[Any]], arm["grid"]) for arm in study.arms.values() if "grid" in arm]
+    for name, kind, value in [*values, *own]:
+        if not has_shape(value, kind):
+            kind = inspect.formatannotation(kind).replace("typing.", "")
+            raise ValueError(f"{name} must be {kind}, not {value!r}")
+    if study.processes < 1:
+        raise ValueError(f"processes must be at least 1, not {study.processes}")
     seeds = [seed for phase in PHASES for seed in study.seeds.get(phase, [])]
     if not study.arms or not study.scores or not study.seeds.get("report") or study.seeds.keys() - set(PHASES):
         raise ValueError("it needs arms, scores and seeds, and seeds has report and settings")
@@ -218,11 +231,17 @@ def _check(study: Study) -> None:
         raise ValueError("a grid needs seeds of its own, under seeds: settings")
     if unknown := set(study.baselines) - study.arms.keys():
         raise ValueError(f"baselines names no arm: {', '.join(sorted(unknown))}")
-    runs = [run.name for arm in study.arms for setting in study.settings(arm) for phase in PHASES
+    if empty := [arm for arm in study.arms if not study.settings(arm)]:
+        raise ValueError(f"the grid of {empty[0]} has an option without values")
+    runs = [run for arm in study.arms for setting in study.settings(arm) for phase in PHASES
             for run in study.trials(phase, arm, setting)]  # fmt: skip
-    if len(set(runs)) < len(runs):
-        twice = max(runs, key=runs.count)
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        twice = max(names, key=names.count)
         raise ValueError(f"two runs have the name {twice}: files in a grid must differ by more than their folders")
-    named = {name for text in study.evaluations.values() for _, name, _, _ in string.Formatter().parse(text) if name}
-    if unknown := named - study.options.keys() - {"run", "last"}:
-        raise ValueError(f"evaluations name what is no option of the study: {', '.join(sorted(unknown))}")
+    for run, (name, command) in itertools.product(runs, study.evaluations.items()):
+        try:
+            if not run.words(command, run=Path("run"), last=Path("last")):
+                raise ValueError("it is empty")
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            raise ValueError(f"evaluation {name}: {command!r} cannot be filled in for {run.arm} ({error})") from error

@@ -162,7 +162,7 @@ def _finish(study: Study, run: Run, environment: Mapping[str, str], keep_models:
                 encoder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), default=encoder
             )
             for name, command in study.evaluations.items():
-                words = [word.format(**{**run.options, "run": encoder, "last": last}) for word in shlex.split(command)]
+                words = run.words(command, run=encoder, last=last)
                 call([sys.executable, "-m"], *words, "--output", str(folder / f"{name}.json"))
                 evaluations[name] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         record = {
