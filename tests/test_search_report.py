@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from simcse_weince.cli import main
-from simcse_weince.search import SoftmaxLink, VonMisesFisherModel, risk, search_cross_entropy
+from simcse_weince.errors import InputError
+from simcse_weince.search import SoftmaxLink, VonMisesFisherModel, kernels, risk, search_cross_entropy
 from simcse_weince.search.report import (
     SearchReport,
+    check_index,
     draw,
     format_report,
     measure_search,
@@ -121,6 +123,20 @@ def test_faiss_through_datasets_finds_the_same_and_an_approximate_index_overlook
     assert all(coarse[name] >= value for name, value in exact.items()) and coarse["recall@100"] > exact["recall@100"]
 
 
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [("IVF400,Flat", "Number of training points"), ("IVF0,Flat", "nprobe"), ("PQ5", "multiple of")],
+)
+def test_an_index_that_this_pool_cannot_have_is_named_before_anything_is_measured(
+    factory: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss")
+    check_index(factory)  # of another pool it can be one
+    monkeypatch.setattr(kernels, "search_cross_entropy", None)
+    with pytest.raises(InputError, match=f"faiss_index {factory}: .*{reason}.*exact search"):
+        measure_search(*embeddings(40, 200), max_k=4, faiss_index=factory)
+
+
 WORDS = "red blue green cat dog man woman house river city train door year lamp water music".split()
 SENTENCES = [f"the {one} and the {other}" for one in WORDS for other in WORDS if one != other]
 
@@ -190,6 +206,15 @@ def test_bad_input_is_one_sentence_before_a_model_is_loaded(
     assert main(["search", "no-such-model", *given, "--cache_dir", str(tmp_path / "cache")]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert words in error and "no-such-model" not in error
+
+
+@pytest.mark.parametrize("factory", ["Foo", ""])
+def test_an_index_that_no_pool_can_have_is_refused_before_a_model_is_loaded(
+    files: dict[str, str], factory: str, capsys: pytest.CaptureFixture
+) -> None:
+    pytest.importorskip("faiss")
+    assert main(["search", "m", files["pairs.tsv"], "--pool", files["pool.txt"], "--faiss_index", factory]) == 2
+    assert f"faiss_index {factory}: could not parse index string" in capsys.readouterr().err
 
 
 def test_pool_smaller_than_a_sample_is_refused(tiny_bert: str, files: dict[str, str], tmp_path: Path,

@@ -101,10 +101,14 @@ def _check(options: Namespace) -> None:
         check_output(getattr(options, name), f"--{name}")
     for module, wanted, remedy in (
         ("matplotlib", options.plot or options.report, "simcse-weince[report]"),
-        ("faiss", options.faiss_index, "faiss-cpu"),
+        ("faiss", options.faiss_index is not None, "faiss-cpu"),
     ):
         if wanted and find_spec(module) is None:
             raise InputError(f"{module} is not installed; pip install '{remedy}'")
+    if options.faiss_index is not None:
+        from simcse_weince.search.report import check_index
+
+        check_index(options.faiss_index)
 
 
 def _read(options: Namespace, generator: "np.random.Generator") -> tuple[list[str], list[str], list[str]]:

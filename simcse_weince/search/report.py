@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import datasets
@@ -12,6 +13,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from sentence_transformers.util import semantic_search
 from torch import Tensor
 
+from simcse_weince.errors import InputError, first_line
 from simcse_weince.page import Page, new_figure
 from simcse_weince.search import kernels, risk
 
@@ -71,6 +73,7 @@ def measure_search(
         max_k: The bias curve goes over powers of two up to here.
         faiss_index: See :func:`retrieval_figures`.
     """
+    retrieval = retrieval_figures(anchors, positives, pool, faiss_index)
     pos, neg = (anchors * positives).sum(1).clamp(-1, 1), kernels.CosineRows(anchors, pool)
     ks = [2**power for power in range(max_k.bit_length())]
     with warnings.catch_warnings(record=True) as caught:
@@ -96,11 +99,29 @@ def measure_search(
             remarks += [f"{name}: {text}" for name, text in zip(links.link, links.warnings, strict=True) if text]
     if ks[-1] > len(pool):
         remarks.append(f"beyond k = {len(pool):,}, the size of the pool, the curve takes the pool for the whole corpus")
-    retrieval = retrieval_figures(anchors, positives, pool, faiss_index)
     if retrieval["recall@1"] == 1:
         remarks.append("every positive outscores the whole pool: give a --pool of sentences more like the positives")
     return SearchReport(len(anchors), len(pool), temperature, tolerance, curve, recommendation, cross_entropy, sweep,
                         best, links, retrieval, remarks)  # fmt: skip
+
+
+def check_index(faiss_index: str) -> None:
+    """Refuse a factory string that faiss cannot parse; whether it suits the embeddings shows when it is built.
+
+    Raises:
+        InputError: faiss cannot parse it.
+    """
+    faiss: Any = import_module("faiss")  # no dependency of this package
+    try:
+        faiss.index_factory(768, faiss_index, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        if "d % M" not in str(error):  # of a product quantiser of another dimension
+            raise _index_error(faiss_index, error) from None
+
+
+def _index_error(faiss_index: str, error: RuntimeError) -> InputError:
+    reason = first_line(error).rpartition(": ")[2]
+    return InputError(f"faiss_index {faiss_index}: {reason}; name another index, or none for exact search")
 
 
 def retrieval_figures(
@@ -117,6 +138,9 @@ def retrieval_figures(
         positives: Unit vectors (n, d).
         pool: Unit vectors (N, d).
         faiss_index: Factory string of faiss; None for exact search.
+
+    Raises:
+        InputError: faiss cannot build or search this index of this pool.
     """
     depth = min(_DEPTH, len(pool))
     own: Any = -1
@@ -126,8 +150,11 @@ def retrieval_figures(
     else:
         table, vectors = datasets.Dataset.from_dict({"row": range(len(pool))}), pool.float().cpu().numpy()
         options = {"string_factory": faiss_index, "metric_type": 0, "train_size": len(vectors)}  # 0: inner product
-        table.add_faiss_index_from_external_arrays(vectors, "pool", **options)
-        found = table.search_batch("pool", anchors.float().cpu().numpy(), k=depth)
+        try:
+            table.add_faiss_index_from_external_arrays(vectors, "pool", **options)
+            found = table.search_batch("pool", anchors.float().cpu().numpy(), k=depth)
+        except RuntimeError as error:
+            raise _index_error(faiss_index, error) from error
         hits = [
             [{"corpus_id": int(row), "score": float(score)} for score, row in zip(*best, strict=True) if row >= 0]
             for best in zip(found.total_scores, found.total_indices, strict=True)
