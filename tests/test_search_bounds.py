@@ -100,6 +100,12 @@ def test_specht_is_smooth_across_its_branches_and_finite_at_both_ends() -> None:
     )
 
 
+def test_bounds_vanish_at_any_temperature_however_hot() -> None:
+    for tau in (1e9, 1e17, 1e300):
+        assert bias_bounds(10, tau) == pytest.approx((0, 0), abs=2 / tau)
+    assert bias_bounds(10, 1e300, offset="log_k") == pytest.approx((0, math.log(1.1)))
+
+
 def test_p25_capacity_of_uniform_embeddings() -> None:
     for (d, tau), nats in {(128, 0.07): 13.49, (768, 0.05): 19.74, (64, 0.5): 1.97}.items():
         assert capacity_uniform(d, tau) == pytest.approx(nats, abs=0.005)

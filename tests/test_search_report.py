@@ -104,6 +104,11 @@ def test_a_small_cold_pool_with_an_anchor_in_it_warns_and_names_no_temperature()
     assert found.best is None and found.links is None and "too small to tell the best temperature" in verdict(found)
 
 
+def test_the_hottest_temperature_is_measured() -> None:
+    found = measure_search(*embeddings(40, 200), temperature=1e300, max_k=4)
+    assert found.recommendation.k_worst_case == 1 and found.cross_entropy.value == pytest.approx(0, abs=1e-9)
+
+
 def test_retrieval_figures_are_those_of_a_plain_ranking() -> None:
     anchors, positives, pool = embeddings(60, 300, seed=1)
     rank = 1 + (anchors @ pool.T > (anchors * positives).sum(1, keepdim=True)).sum(1).numpy()
@@ -195,7 +200,9 @@ def test_command_measures_a_model_and_writes_its_files(
         (["pairs.tsv", "--pool", "pool.txt", "--temperature", "0"], "--temperature must be a positive number"),
         (["pairs.tsv", "--pool", "pool.txt", "--temperature", "0.001"], "at least 0.0034"),
         (["pairs.tsv", "--pool", "pool.txt", "--tolerance", "nan"], "--tolerance must be a positive number"),
+        (["pairs.tsv", "--pool", "pool.txt", "--tolerance", "1e-300"], "--tolerance must be at least 1e-12"),
         (["pairs.tsv", "--pool", "pool.txt", "--max_k", "0"], "max_k"),
+        (["pairs.tsv", "--pool", "pool.txt", "--max_k", str(2**70)], "--max_k must be at most 2^53"),
         (["pairs.tsv", "--pool", "pool.txt", "--json", "/"], "--json cannot be written"),
     ],
 )

@@ -91,6 +91,7 @@ def test_risk_curve_refuses_what_it_cannot_estimate(draw: tuple) -> None:
         ([True], "at least 1"),
         ([], "empty"),
         ([2.0], "integer"),
+        ([1, 2**70], "at most 2\\^53"),
     ):
         with pytest.raises(ValueError, match=words):
             risk_curve(*draw, ks, tau=0.2)
@@ -121,6 +122,7 @@ def test_a_temperature_too_cold_for_float64_is_named() -> None:
     assert bias_curve(pos, neg, [1], tau=0.01).bias[0] == pytest.approx(200 - math.log(2))
     assert math.log(recommend_k(pos, neg, 0.01, tau=0.01).k_safe_upper) == pytest.approx(200 + math.log(100), abs=6)
     assert recommend_k(-pos, neg, 0.01, tau=0.002).k_worst_case is None
+    assert math.log(recommend_k(pos, neg, 1e-12, tau=0.0034).k_worst_case) == pytest.approx(2 / 0.0034 + 27.6, abs=1)
 
 
 def test_pairing_makes_the_bias_far_more_exact_than_the_risk(draw: tuple) -> None:
@@ -165,6 +167,8 @@ def test_recommendations_are_ordered_and_near_the_truth() -> None:
         assert str(number) in found.note
     with pytest.raises(ValueError, match="tol"):
         recommend_k(pos, neg, 0.0, tau=0.2)
+    with pytest.raises(ValueError, match="tol must be at least 1e-12"):
+        recommend_k(pos, neg, 1e-300, tau=0.2)
 
 
 def test_the_safe_number_holds_from_there_on_where_few_positives_are_near() -> None:

@@ -93,6 +93,10 @@ def _check(options: Namespace) -> None:
             raise InputError(f"--{name} must be a positive number, not {getattr(options, name)}")
     if options.temperature < 0.0034:
         raise InputError("--temperature must be at least 0.0034: below, the loss leaves double precision")
+    if options.tolerance < 1e-12:
+        raise InputError("--tolerance must be at least 1e-12: no loss is known more exactly in double precision")
+    if options.max_k > 2**53:
+        raise InputError("--max_k must be at most 2^53: beyond, double precision does not hold every whole number")
     if options.min_score is None and not options.pool:
         raise InputError("give --pool CORPUS, sentences like those that will be searched")
     if options.min_score is not None and options.text_columns:

@@ -94,11 +94,11 @@ def bias_bounds(
     delta, k, gain = _range(tau, delta), negatives_count(k), _gain(offset)
     log_k = math.log(k)
     # (e^(delta/2) - 1)^2 / (2k) by its logarithm: it overflows at tau = 0.001.
-    log_square = 2 * (delta / 2 + math.log1p(-math.exp(-delta / 2))) - math.log(2) - log_k
+    log_square = 2 * (delta / 2 + math.log(-math.expm1(-delta / 2))) - math.log(2) - log_k
     low = min(specht(delta), math.exp(min(log_square, 700.0)))
     if not gain:
         return -low, float(np.logaddexp(0, delta - log_k))
-    upper = np.logaddexp(0, delta + math.log1p(-math.exp(-delta)) - math.log(k + 1))
+    upper = np.logaddexp(0, delta + math.log(-math.expm1(-delta)) - math.log(k + 1))
     return -(delta / (k + 1) + low * (k / (k + 1))), float(upper)
 
 

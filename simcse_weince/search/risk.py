@@ -50,7 +50,8 @@ COMPLETE_LIMIT = 10**11  # multiply-adds of the complete U-statistic, a few minu
 K_LIMIT = 2**24
 STEEPEST = 1e3  # largest inverse temperature or exponent that a link is fitted with
 UNDECIDED = "fitted to the end of its range: the positives outscore this pool, which cannot tell a best link"
-RANGE_LIMIT = math.exp(600)  # numbers of negatives stay within float64 for any tolerance one may ask
+SMALLEST_TOLERANCE = 1e-12  # as exact as a bias is; with the next, numbers of negatives stay within float64
+RANGE_LIMIT = math.exp(600)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,10 @@ class RiskCurve(Result):
 def _numbers(ks: Sequence[int]) -> np.ndarray:
     if not len(ks):
         raise ValueError("ks must not be empty")
-    return np.array([negatives_count(k, "ks") for k in ks])
+    numbers = [negatives_count(k, "ks") for k in ks]
+    if max(numbers) > 2**53:
+        raise ValueError("ks must be at most 2^53: beyond, float64 does not hold every whole number")
+    return np.array(numbers)
 
 
 def _relative(pos: Tensor, pool: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,6 +327,8 @@ def recommend_k(
     ``level`` is that of ``k_plug``; unbounded scores, or logits that range over more than 600, have no worst case.
     """
     pairs, link, tol = Pairs(pos, neg, unbounded), as_link(tau, link), positive_number(tol, "tol")
+    if tol < SMALLEST_TOLERANCE:
+        raise ValueError(f"tol must be at least {SMALLEST_TOLERANCE:g}, not {tol:g}")
     heavy_tail(pairs, link)
     sums, gain = pool_sums(pairs, link), int(offset == "log_k1")
     density, chi2 = _density(sums), float(sums.whole[1].mean())
