@@ -67,6 +67,14 @@ def test_equal_folder_names_are_told_apart(tmp_path):
     assert [run.name for run in read_runs(folders)] == ["a/seed0", "b/seed0"]
 
 
+def test_runs_are_told_apart_by_as_many_parents_as_it_takes(tmp_path):
+    places = ["x/run", "y/x/run", "other"]
+    folders = [write_run(tmp_path / place, loss="weince", dev=[0.1, 0.2, 0.3]) for place in places]
+    parent = tmp_path.name
+    assert [run.name for run in read_runs(folders)] == [f"{parent}/x/run", "y/x/run", "other"]
+    assert [run.name for run in read_runs([*folders, folders[2]])] == [f"{parent}/x/run", "y/x/run", "other"]
+
+
 def test_the_command_prints_the_table_and_writes_the_page(folders, tmp_path, capsys):
     assert main(["compare", *folders, "--report", str(tmp_path / "page.html")]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]

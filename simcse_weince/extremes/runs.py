@@ -45,19 +45,22 @@ class TrainingRun:
 
 
 def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[TrainingRun]:
-    """Read finished runs of ``simcse-weince train`` and ``vision-train``; equal folder names get their parent's.
+    """Read finished runs of ``simcse-weince train`` and ``vision-train``, each once.
+
+    Folders of equal names are told apart by as many of their parents as it takes.
 
     Raises:
         InputError: A folder holds no finished run, or a damaged one.
     """
-    paths = [Path(folder).resolve() for folder in folders]
+    paths = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
     runs = []
     for path in paths:
-        alone = [other.name for other in paths].count(path.name) == 1
+        count = 1
+        while [other.parts[-count:] for other in paths].count(path.parts[-count:]) > 1:
+            count += 1
         record, state = (read_json(path / name, shape, _REMEDY) for name, shape in _SHAPES.items())
         result = {key: value for key, value in record["result"].items() if value is not None}
-        name = path.name if alone else f"{path.parent.name}/{path.name}"
-        runs.append(TrainingRun(name, record["arguments"], result, state["log_history"]))
+        runs.append(TrainingRun(str(Path(*path.parts[-count:])), record["arguments"], result, state["log_history"]))
     return runs
 
 
