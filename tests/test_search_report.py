@@ -87,6 +87,7 @@ def test_every_number_of_the_report_is_printed_drawn_and_written(report: SearchR
     assert all(title in text and row[0] in text for title, _, _, rows in sections(report) for row in rows)
     record = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert record["recommendation"]["k_plug"] == report.recommendation.k_plug and record["bias"]["k"][-1] == 1024
+    assert "bias_k" not in record["sweep"]  # nobody asked for it
     assert "per_anchor" not in record["bias"] and "log_Z" not in record["cross_entropy"]
     pytest.importorskip("matplotlib")
     left, right = draw(report).axes

@@ -20,7 +20,7 @@ from simcse_weince.search import kernels, risk
 FEWEST_PAIRS = 10
 SMALLEST_POOL = 20
 HOTTEST = 1e3  # temperature at which all candidates count alike
-_PER_ANCHOR = ("per_anchor", "log_Z", "chi2", "r_pos")  # of no use to a reader of the JSON
+_UNTOLD = ("per_anchor", "log_Z", "chi2", "r_pos", "bias_k")  # in the JSON: a number per anchor, or not asked for
 _DEPTH = 100  # of the ranking
 _WARNINGS = (kernels.SelfMatchWarning, kernels.SmallPoolWarning, kernels.HeavyTailWarning)
 Section = tuple[str, str, list[str], list[list[str]]]
@@ -48,7 +48,7 @@ class SearchReport(kernels.Result):
 
         def plain(value: Any) -> Any:
             if isinstance(value, kernels.Result):
-                value = {k: v for k, v in kernels.Result.to_dict(value).items() if k not in _PER_ANCHOR}
+                value = {k: v for k, v in kernels.Result.to_dict(value).items() if k not in _UNTOLD}
             if isinstance(value, dict):
                 return {key: plain(item) for key, item in value.items()}
             if isinstance(value, list | tuple):
