@@ -194,6 +194,7 @@ def test_command_measures_a_model_and_writes_its_files(
     [
         (["pairs.tsv"], "give --pool CORPUS"),
         (["pairs.tsv", "--pool", "missing.txt"], "missing.txt"),
+        (["graded.tsv", "--min_score", "4", "--pool_column", "x"], "--pool_column goes with --pool"),
         (["few.tsv", "--pool", "pool.txt"], "3 pairs to search with, needed are 10"),
         (["three.tsv", "--pool", "pool.txt"], "pairs have two"),
         (["graded.tsv", "--min_score", "6", "--pool", "pool.txt"], "0 pairs to search with"),

@@ -101,6 +101,8 @@ def _check(options: Namespace) -> None:
         raise InputError("give --pool CORPUS, sentences like those that will be searched")
     if options.min_score is not None and options.text_columns:
         raise InputError("--text_columns does not go with --min_score; leave one of them out")
+    if options.pool_column and not options.pool:
+        raise InputError("--pool_column goes with --pool; give both, or leave it out")
     for name in ("json", "plot", "report"):
         check_output(getattr(options, name), f"--{name}")
     for module, wanted, remedy in (
