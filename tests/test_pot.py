@@ -193,6 +193,32 @@ def test_bootstrap_over_anchors_widens_the_interval_of_dependent_scores() -> Non
     assert np.ptp(each.shape_interval) == pytest.approx(np.ptp(alone.shape_interval), rel=0.35)
 
 
+def test_bootstrap_over_both_members_holds_the_truth_where_pairs_share_points() -> None:
+    """Over samples of points on the sphere, whose cosines share points; the truth is the mean estimate."""
+    i, j = np.triu_indices(100, 1)
+    both = {"over the first, each pair twice": (np.r_[i, j], 2), "over both": (np.column_stack([i, j]), 1)}
+    shapes, intervals = [], {name: [] for name in both}
+    for seed in range(40):
+        points = np.random.default_rng(seed).normal(size=(100, 8))
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+        cosines = (points @ points.T)[i, j]
+        for name, (groups, times) in both.items():
+            fit = fit_pot(np.tile(cosines, times), quantile=0.97, bootstrap=25, groups=groups, seed=seed)
+            intervals[name].append(fit.shape_interval)
+        shapes.append(fit.shape)
+    assert fit.intervals == "bootstrap over both members of the pairs"
+    old, new = (np.mean([low <= np.mean(shapes) <= high for low, high in found]) for found in intervals.values())
+    assert old < 0.75 and new >= 0.9
+
+
+def test_a_sample_without_any_pair_is_drawn_again() -> None:
+    """Where one point is in every pair, each third sample lacks it."""
+    y = genpareto.rvs(-0.3, size=60, random_state=8)
+    pairs = np.column_stack([np.zeros(60, int), np.arange(1, 61)])
+    fit = fit_pot(y, threshold=0, cap=None, bootstrap=20, groups=pairs)
+    assert fit.shape_interval[0] < fit.shape < fit.shape_interval[1]
+
+
 def test_same_seed_same_answer_and_units_do_not_matter() -> None:
     y = genpareto.rvs(-0.3, size=300, random_state=6)
     first, second = (fit_pot(y, threshold=0, cap=None, bootstrap=20, seed=1) for _ in range(2))
@@ -211,7 +237,9 @@ def test_mean_residual_life_falls_towards_an_endpoint() -> None:
     assert mean_residual_life(np.arange(20.0)) == [] == mean_residual_life(np.array([]))
 
 
-@pytest.mark.parametrize("options", [{"quantile": 1.0}, {"confidence": 0}, {"groups": [1, 2]}])
+@pytest.mark.parametrize(
+    "options", [{"quantile": 1.0}, {"confidence": 0}, {"groups": [1, 2]}, {"groups": [[1, 2, 3]] * 100}]
+)
 def test_wrong_arguments_are_named(options: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         fit_pot(np.arange(100.0), **options)
