@@ -43,7 +43,13 @@ def test_dg01_points_on_a_sphere_have_their_shape_and_endpoint(outcome):
     pot = outcome[0]["diagnoses"][0]["pot"]
     assert pot["shape"] == pytest.approx(-0.4, abs=0.06)
     assert pot["endpoint"] == pytest.approx(1, abs=0.02)
-    assert pot["intervals"] == "bootstrap over anchors" and pot["domain"] == "weibull"
+    assert pot["intervals"] == "bootstrap over both members of the pairs" and pot["domain"] == "weibull"
+
+
+def test_a_pair_of_rows_is_one_observation(outcome):
+    found = outcome[0]["diagnoses"][0]
+    assert found["measures"]["pairs compared"] == 1200 * 1199 / 2
+    assert found["pot"]["excesses"] == pytest.approx(1200 * 1199 / 200, rel=0.01) and found["pot"]["ties"] < 70
 
 
 def test_the_verdict_stands_first_with_the_setting(outcome):
@@ -103,7 +109,7 @@ def test_dg06_an_encoder_that_collapsed_gets_no_parameters(tmp_path, capsys):
 def test_equal_embeddings_are_no_negatives_of_each_other():
     rows = np.random.default_rng(2).standard_normal((300, 6)).astype(np.float32)
     found = diagnose("twice", np.concatenate([rows, rows[:50]]), bootstrap=20)
-    assert found.measures["pairs left out as duplicates"] == 100
+    assert found.measures["pairs left out as duplicates"] == 50
     assert found.scores.hardest.max() < 1
 
 
@@ -164,7 +170,7 @@ def test_an_encoder_of_images_is_diagnosed_by_its_projections(image_encoder, tmp
     assert main(["diagnose", *words, "--bootstrap", "20", "--view_anchors", "60", "--device", "cpu"]) == 0
     found = json.loads((tmp_path / "n").read_text())["diagnoses"][0]
     assert found["name"] == "encoder" and found["link"]["anchors"] == 60
-    assert found["measures"]["anchors"] == 120 and found["measures"]["pairs left out as duplicates"] == 2
+    assert found["measures"]["anchors"] == 120 and found["measures"]["pairs left out as duplicates"] == 1
 
 
 def test_images_are_embedded_as_the_criterion_sees_them(image_encoder):
@@ -211,8 +217,8 @@ def test_unusable_input_is_one_sentence(tmp_path, tiny_bert, capsys, arguments, 
 # ---- the verdict ----
 
 FIT = PotFit(n=10_000, excesses=1000, ties=0, at_cap=0, non_finite=0, threshold=0.6, cap=1.0, confidence=0.95,
-             intervals="bootstrap over anchors", estimable=True, shape=-0.4, shape_interval=(-0.45, -0.35), scale=0.16,
-             endpoint=1.0, endpoint_interval=(0.97, 1.03))  # fmt: skip
+             intervals="bootstrap over both members of the pairs", estimable=True, shape=-0.4,
+             shape_interval=(-0.45, -0.35), scale=0.16, endpoint=1.0, endpoint_interval=(0.97, 1.03))  # fmt: skip
 LINK = LinkChoice(anchors=1000, left_out=0, held_out_anchors=300, estimable=True, blend=0.4,
                   blend_interval=(0.3, 0.5), p_value=1e-6)  # fmt: skip
 ROWS = [{"high": -0.3}, {"high": -0.2}, {"high": 0.1}, {"high": None}]

@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--quantile", type=float, default=0.99, help="cosines above this quantile are fitted")
     parser.add_argument("--train_batch_size", type=at_least(2),
                         help="batch that is thought of; default: that of the trainer")  # fmt: skip
-    parser.add_argument("--bootstrap", type=at_least(2), default=200, help="samples over anchors for the intervals")
+    parser.add_argument("--bootstrap", type=at_least(2), default=200, help="samples for the intervals")
     parser.add_argument("--seed", type=at_least(0), default=0, help="seed of dropout, samples and bootstrap")
     add_encoder_options(parser)
     parser.set_defaults(batch_size=32)

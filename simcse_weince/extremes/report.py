@@ -80,13 +80,13 @@ def diagnose(
         tail_quantile: The cosines above this quantile are fitted; from 0.9 on.
         batch_size: Pairs in a batch of the training that is thought of.
         temperature: Its temperature.
-        bootstrap: Samples over anchors for the intervals.
+        bootstrap: Samples for the intervals: of the tail over both members of its pairs, of the link over anchors.
         seed: Seed of samples and bootstrap.
     """
     if keys is None:
         keys = np.unique(np.asarray(embeddings), axis=0, return_inverse=True)[1].reshape(-1)
     scores = stream_scores(embeddings, keys=keys, seed=seed)
-    tail, groups = scores.exceedances, scores.exceedance_anchors
+    tail, groups = scores.exceedances, scores.exceedance_pairs
     if not len(tail) or np.ptp(tail) < 100 * RESOLUTION:  # a collapsed encoder, whose cosines differ by rounding alone
         groups = np.arange(len(scores.hardest))
         tail = np.full(len(groups), scores.threshold)
@@ -192,7 +192,8 @@ def build_page(diagnoses: Sequence[Diagnosis]) -> Page:
     page.heading("Numbers")
     columns = [_table_column(d) for d in diagnoses]
     rows = [[key, *(column.get(key) for column in columns)] for key in max(columns, key=len)]
-    page.table(["", *names], rows, "Intervals are at 95 %, from a bootstrap over anchors")
+    caption = "95 % intervals, by bootstrap: shape and endpoint over both members of the pairs, lambda over anchors"
+    page.table(["", *names], rows, caption)
     return page
 
 

@@ -34,6 +34,8 @@ _TOKENIZED_AT_ONCE = 4096
 class Scores:
     """What is kept of the cosines of A anchors with their negatives, float32.
 
+    Where anchors are compared with themselves, the pairs (i, j) and (j, i) are one pair everywhere but in ``hardest``.
+
     Attributes:
         pairs: Number of (anchor, negative) pairs that were compared.
         duplicates: Number of pairs left out because their texts are equal.
@@ -43,7 +45,7 @@ class Scores:
         threshold: The ``quantile`` of the cosines of a random sample of pairs.
         share_above: The exact share of all pairs above the threshold.
         exceedances: Cosines above the threshold, or a random sample of them, (m,).
-        exceedance_anchors: The anchor of each, (m,) int64.
+        exceedance_pairs: Anchor and negative of each, in the order of the rows that are not left out, (m, 2) int64.
     """
 
     pairs: int
@@ -54,7 +56,7 @@ class Scores:
     threshold: float
     share_above: float
     exceedances: np.ndarray
-    exceedance_anchors: np.ndarray
+    exceedance_pairs: np.ndarray
 
     def relative(self, quantile: float) -> float:
         """The quantile of ``exceedances`` that is this quantile of all pairs; 0 for one below the threshold."""
@@ -108,11 +110,13 @@ def stream_scores(
         second = first if candidates is None else second[usable]
     rng = np.random.default_rng(seed)
     threshold = _sample_quantile(first, second, quantile, rng)
-    keep = min(1.0, max_exceedances / max(1.0, (1 - quantile) * total * (total - 1)))
+    times = 2 if candidates is None else 1  # how often the matrix of cosines holds a pair
+    pairs = total * (total - 1) // times
+    keep = min(1.0, max_exceedances / max(1.0, (1 - quantile) * pairs))
     # Only anchors whose text occurs again are compared with all keys: in most corpora a handful.
     distinct, inverse, counts = other.unique(return_inverse=True, return_counts=True)
     repeated = (counts[inverse] > 1) | (torch.isin(own, distinct) & (own != other))
-    kept: dict[str, list[Tensor]] = {name: [] for name in ("positive", "hardest", "scores", "anchors")}
+    kept: dict[str, list[Tensor]] = {name: [] for name in ("positive", "hardest", "scores", "pairs")}
     above = duplicates = 0
     size = max(1, _CHUNK_COSINES // total)
     with tqdm(total=total, desc="Comparing", unit="anchor", disable=None) as bar:
@@ -122,23 +126,28 @@ def stream_scores(
             if candidates is not None:
                 kept["positive"].append(cosine[rows, start + rows])
             cosine[rows, start + rows] = -math.inf
-            if len(rows := repeated[start : start + size].nonzero()[:, 0]):
-                equal = (other == other[start + rows, None]) | (other == own[start + rows, None])
-                cosine[rows] = cosine[rows].masked_fill(equal, -math.inf)
-                duplicates += int(equal.sum()) - len(rows)
+            if len(again := repeated[start : start + size].nonzero()[:, 0]):
+                equal = (other == other[start + again, None]) | (other == own[start + again, None])
+                cosine[again] = cosine[again].masked_fill(equal, -math.inf)
+                duplicates += int(equal.sum()) - len(again)
             kept["hardest"].append(cosine.topk(min(hardest, total - 1)).values)
+            if candidates is None:  # a pair is found in the row of its first member alone
+                cosine = cosine[:, start:]
+                cosine[:, : len(rows)].masked_fill_(rows[:, None] > rows, -math.inf)
             values = cosine.cpu().numpy().ravel()  # NumPy finds the few above several times faster
             places = np.flatnonzero(values > threshold)
             above += len(places)
             if keep < 1:
                 places = places[rng.random(len(places)) < keep]
             kept["scores"].append(torch.from_numpy(values[places]))
-            kept["anchors"].append(torch.from_numpy(places // total + start))
+            anchor, negative = np.divmod(places, cosine.shape[1])
+            both = np.column_stack([start + anchor, total - cosine.shape[1] + negative])
+            kept["pairs"].append(torch.from_numpy(both))
             bar.update(len(cosine))
     arrays = {name: torch.cat(parts).cpu().numpy() if parts else np.empty(0) for name, parts in kept.items()}
-    pairs = total * (total - 1) - duplicates
+    pairs, duplicates = pairs - duplicates // times, duplicates // times
     return Scores(pairs, duplicates, left_out, arrays["positive"], arrays["hardest"], threshold, above / max(pairs, 1),
-                  arrays["scores"], arrays["anchors"])  # fmt: skip
+                  arrays["scores"], arrays["pairs"])  # fmt: skip
 
 
 def encode_texts(
