@@ -102,8 +102,25 @@ def test_dg06_an_encoder_that_collapsed_gets_no_parameters(tmp_path, capsys):
     np.save(tmp_path / "one_point.npy", np.ones((300, 4), np.float32) + 1e-9)
     page = tmp_path / "page.html"
     assert main(["diagnose", str(tmp_path / "one_point.npy"), "--report", str(page)]) == 0
-    assert "Nothing can be said about the tail. All 300 scores are equal." in capsys.readouterr().out
+    assert "Nothing can be said about the tail. The 4485 largest of 44850 scores are equal." in capsys.readouterr().out
     assert page.exists()
+
+
+def test_the_quantile_that_a_refusal_names_is_not_refused(tmp_path, capsys):
+    np.save(tmp_path / "few.npy", np.random.default_rng(1).standard_normal((40, 6)).astype(np.float32))
+    words = ["diagnose", str(tmp_path / "few.npy"), "--bootstrap", "2"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "8 of 780 scores are above the threshold" in said
+    assert main([*words, "--quantile", re.search(r"a quantile of at most (\S+) leaves", said)[1]]) == 0
+    assert "Nothing can be said" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5, 20])
+def test_few_rows_are_called_few_and_not_equal(rows):
+    found = diagnose("few", np.random.default_rng(2).standard_normal((rows, 6)).astype(np.float32), bootstrap=2)
+    assert f"of {rows * (rows - 1) // 2} scores are above the threshold" in found.verdict
+    assert "too few rows" in found.verdict and "equal" not in found.verdict
 
 
 def test_equal_embeddings_are_no_negatives_of_each_other():

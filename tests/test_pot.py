@@ -136,6 +136,26 @@ def test_dg03_threshold_too_high() -> None:
     assert "0 of 0" in fit_pot(np.array([np.nan])).reason
 
 
+def test_quantile_and_remedy_are_those_of_all_scores_where_only_the_largest_are_given() -> None:
+    scores = np.sort(np.random.default_rng(9).beta(2, 4, 2000))
+    some = fit_pot(scores[-200:], quantile=0.95, total=2000, bootstrap=0)
+    every = fit_pot(scores, quantile=0.95, bootstrap=0)
+    assert some.excesses == every.excesses and some.shape == pytest.approx(every.shape, abs=0.01)
+    refused = fit_pot(scores[-200:], total=2000)
+    assert "20 of 2000" in refused.reason and "at most 0.975 " in refused.reason
+    assert fit_pot(scores[-200:], quantile=0.975, total=2000, bootstrap=0).estimable
+    row = threshold_stability(scores[-200:], (0.95,), total=2000)[0]
+    assert (row["quantile"], row["shape"]) == (0.95, some.shape)
+    with pytest.raises(ValueError, match="total"):
+        fit_pot(scores, total=1999)
+
+
+@pytest.mark.parametrize("given", [0, 1, 50])
+def test_few_scores_are_called_few_and_not_equal(given: int) -> None:
+    reason = fit_pot(np.linspace(0.5, 0.6, given), quantile=0.9, total=500).reason
+    assert "of 500 scores are above" in reason and "too few rows" in reason and "equal" not in reason
+
+
 def test_dg05_exponential_is_fitted_on_its_own(case_inputs: Path) -> None:
     y = excesses(case_inputs, "exponential")
     fit = fit_pot(y, threshold=0, bootstrap=0)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from simcse_weince.extremes import scores as module
+from simcse_weince.extremes.pot import fit_pot
 from simcse_weince.extremes.scores import encode_texts, stream_scores
 
 ROWS, WIDTH = 60, 5
@@ -63,8 +64,21 @@ def test_quantiles_of_all_pairs_are_found_among_the_exceedances():
     found = stream_scores(vectors(rows=500))
     cosine = full_matrix(vectors(rows=500), vectors(rows=500), np.arange(500), np.arange(500))
     expected = np.quantile(cosine[~np.isnan(cosine)], 0.99)
-    assert np.quantile(found.exceedances, found.relative(0.99)) == pytest.approx(expected, abs=1e-3)
-    assert found.relative(0.5) == 0
+    assert found.total == found.pairs
+    assert fit_pot(found.exceedances, total=found.total, bootstrap=0).threshold == pytest.approx(expected, abs=1e-3)
+    thinned = stream_scores(vectors(rows=500), max_exceedances=5000)
+    thinned = fit_pot(thinned.exceedances, total=thinned.total, quantile=0.95, bootstrap=0)
+    assert thinned.threshold == pytest.approx(np.nanquantile(cosine, 0.95), abs=0.005)
+    assert fit_pot(found.exceedances, total=found.total, quantile=0.5, bootstrap=0).threshold == found.exceedances.min()
+
+
+def test_the_threshold_does_not_count_pairs_of_duplicates():
+    rows = vectors(rows=200)
+    rows[80:] = rows[80]  # 36 % of all pairs
+    keys = np.minimum(np.arange(200), 80)
+    found = stream_scores(rows, keys=keys)
+    assert found.share_above == pytest.approx(0.1, abs=0.02) and found.threshold < 0.9
+    assert stream_scores(np.ones((9, 3), np.float32), keys=np.zeros(9)).pairs == 0
 
 
 def test_more_exceedances_than_wanted_are_thinned_evenly():

@@ -103,6 +103,7 @@ def fit_pot(
     *,
     quantile: float = 0.99,
     threshold: float | None = None,
+    total: int | None = None,
     cap: float | None = 1.0,
     confidence: float = 0.95,
     bootstrap: int = 200,
@@ -113,8 +114,10 @@ def fit_pot(
 
     Args:
         scores: Scores (n,); or excesses, with ``threshold=0``. Non-finite ones are counted and left out.
-        quantile: The threshold is this quantile of the finite scores.
+        quantile: The threshold is this quantile of the finite scores, or of ``total`` scores.
         threshold: Threshold in units of the scores, in place of ``quantile``.
+        total: How many scores there are, where ``scores`` are only the largest of them. A quantile below all that are
+            given is the smallest of them.
         cap: Largest possible score; a sample that piles up there is refused.
         confidence: Level of the intervals.
         bootstrap: Samples of the bootstrap over ``groups`` and of the goodness of fit (0: neither).
@@ -136,8 +139,11 @@ def fit_pot(
         raise ValueError("scores must be one-dimensional, and groups of the same length, with one or two columns")
     finite = np.isfinite(scores)
     kept = scores[finite]
+    total = len(kept) if total is None else total
+    if total < len(kept):
+        raise ValueError(f"total must be at least the number of scores, {len(kept)}, got {total}")
     if threshold is None and len(kept):
-        threshold = float(np.quantile(kept, quantile))
+        threshold = float(np.quantile(kept, max(0.0, 1 - (1 - quantile) * (total / len(kept)))))
     u = math.inf if threshold is None else threshold
     above = kept > u
     y = kept[above] - u
@@ -147,7 +153,7 @@ def fit_pot(
     facts["intervals"] = "profile likelihood, as if independent"
     if groups is not None and bootstrap:
         facts["intervals"] = f"bootstrap over {'anchors' if groups.ndim == 1 else 'both members of the pairs'}"
-    if reason := _refusal(kept, y, at_cap):
+    if reason := _refusal(kept, y, at_cap, total):
         return PotFit(**facts, reason=reason)
     unit = float(y.max())
     profile = _Profile(y / unit)
@@ -271,15 +277,16 @@ class _Profile:
         return ends[0], ends[1]
 
 
-def _refusal(scores: Array, y: Array, at_cap: int) -> str:
+def _refusal(scores: Array, y: Array, at_cap: int, total: int) -> str:
     """Why there can be no fit of the excesses ``y``, in one sentence; empty if there can."""
     n, m = len(scores), len(y)
-    if n and scores.min() == scores.max():
-        return f"All {n} scores are equal."
+    if n >= MIN_EXCESSES and scores.min() == scores.max():  # of fewer it is no wonder
+        return f"The {n} largest of {total} scores are equal."
     if m < MIN_EXCESSES:
-        lower = math.floor(1e4 * (1 - MIN_EXCESSES / max(n, 1))) / 1e4
-        remedy = f"a quantile of at most {lower:g} leaves them" if lower >= 0.5 else "give more scores"
-        return f"{m} of {n} scores are above the threshold and a fit needs {MIN_EXCESSES}: {remedy}."
+        lower = math.floor(1e4 * (1 - MIN_EXCESSES / max(total, 1))) / 1e4
+        enough = n > MIN_EXCESSES and lower >= 0.5
+        remedy = f"a quantile of at most {lower:g} leaves them" if enough else "too few rows, give more"
+        return f"{m} of {total} scores are above the threshold and a fit needs {MIN_EXCESSES}: {remedy}."
     tied = max(at_cap, int((y == y.max()).sum()))
     if tied > 0.05 * m:
         where = "are at the cap" if tied == at_cap else "share the largest value"

@@ -10,7 +10,7 @@ import torch
 from simcse_weince.criterion import Weince
 from simcse_weince.extremes.link_choice import LinkChoice, choose_link
 from simcse_weince.extremes.noise_floor import noise_floor, trichotomy
-from simcse_weince.extremes.pot import PotFit, fit_pot, mean_residual_life, threshold_stability
+from simcse_weince.extremes.pot import MIN_EXCESSES, PotFit, fit_pot, mean_residual_life, threshold_stability
 from simcse_weince.extremes.scores import Scores, stream_scores
 from simcse_weince.page import Page, new_figure
 from simcse_weince.sentence.sts import alignment, uniformity
@@ -86,16 +86,14 @@ def diagnose(
     if keys is None:
         keys = np.unique(np.asarray(embeddings), axis=0, return_inverse=True)[1].reshape(-1)
     scores = stream_scores(embeddings, keys=keys, seed=seed)
-    tail, groups = scores.exceedances, scores.exceedance_pairs
-    if not len(tail) or np.ptp(tail) < 100 * RESOLUTION:  # a collapsed encoder, whose cosines differ by rounding alone
-        groups = np.arange(len(scores.hardest))
-        tail = np.full(len(groups), scores.threshold)
-    options: dict[str, Any] = {"groups": groups, "seed": seed}
-    quantile = max(scores.relative(tail_quantile), 1e-6)
-    pot = fit_pot(tail, quantile=quantile, bootstrap=bootstrap, **options)
-    inside = [max(scores.relative(q), 1e-6) for q in _STABILITY]
-    stability = threshold_stability(tail, inside, bootstrap=min(bootstrap, 50), **options)
-    stability = [{**row, "quantile": q} for row, q in zip(stability, _STABILITY, strict=True)]
+    tail = scores.exceedances
+    options: dict[str, Any] = {"groups": scores.exceedance_pairs, "total": scores.total, "seed": seed}
+    if not len(tail) or (len(tail) >= MIN_EXCESSES and np.ptp(tail) < 100 * RESOLUTION):
+        # A collapsed encoder, whose largest cosines differ by rounding alone, or not at all.
+        total = scores.pairs or scores.duplicates
+        tail, options = np.full(total // 10, scores.threshold), {"total": total}
+    pot = fit_pot(tail, quantile=tail_quantile, bootstrap=bootstrap, **options)
+    stability = threshold_stability(tail, _STABILITY, bootstrap=min(bootstrap, 50), **options)
     first, second, first_keys, second_keys = views or (embeddings, embeddings, keys, keys)
     anchors = {kind: _batches(first, second, second_keys, batch_size, kind) for kind in ("regression", "likelihood")}
     measures: dict[str, float | None] = {

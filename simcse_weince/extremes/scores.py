@@ -58,9 +58,10 @@ class Scores:
     exceedances: np.ndarray
     exceedance_pairs: np.ndarray
 
-    def relative(self, quantile: float) -> float:
-        """The quantile of ``exceedances`` that is this quantile of all pairs; 0 for one below the threshold."""
-        return max(0.0, 1 - (1 - quantile) / self.share_above) if self.share_above else 0.0
+    @property
+    def total(self) -> int:
+        """Number of pairs of which ``exceedances`` are the largest: all, or as many of them as a sample stands for."""
+        return round(len(self.exceedances) / self.share_above) if self.share_above else self.pairs
 
 
 @torch.inference_mode()
@@ -109,7 +110,7 @@ def stream_scores(
         own, other, first = own[usable], other[usable], first[usable]
         second = first if candidates is None else second[usable]
     rng = np.random.default_rng(seed)
-    threshold = _sample_quantile(first, second, quantile, rng)
+    threshold = _sample_quantile(first, second, own, other, quantile, rng)
     times = 2 if candidates is None else 1  # how often the matrix of cosines holds a pair
     pairs = total * (total - 1) // times
     keep = min(1.0, max_exceedances / max(1.0, (1 - quantile) * pairs))
@@ -230,8 +231,11 @@ def _unit(vectors: Any) -> Tensor:
     return vectors.float() / torch.where((norm > 0) & norm.isfinite(), norm, math.nan)
 
 
-def _sample_quantile(first: Tensor, second: Tensor, quantile: float, rng: np.random.Generator) -> float:
+def _sample_quantile(
+    first: Tensor, second: Tensor, own: Tensor, other: Tensor, quantile: float, rng: np.random.Generator
+) -> float:
     rows = rng.permutation(len(first))[:_SAMPLE_ROWS]
     columns = rng.permutation(len(first))[:_SAMPLE_COLUMNS]
-    cosine = (first[rows] @ second[columns].T).cpu().numpy()
-    return float(np.quantile(cosine[rows[:, None] != columns], quantile))
+    cosine, keys = first[rows] @ second[columns].T, other[columns]
+    negative = (keys != other[rows][:, None]) & (keys != own[rows][:, None])
+    return float(np.quantile((cosine[negative] if negative.any() else cosine).cpu().numpy(), quantile))
