@@ -215,6 +215,9 @@ def test_images_are_embedded_as_the_criterion_sees_them(image_encoder):
         (["{zeros}"], "two rows with a direction, got 0"),
         (["x.npy", "--quantile", "0.5"], "--quantile 0.5 is not between 0.9 and 0.9995"),
         (["x.npy", "--report", "{folder}"], "cannot be written there"),
+        (["x.npy", "p.npy", "--compare", "y.npy"], "a .npy stands beside other .npy alone, and without positives"),
+        (["x.npy", "--compare", "{tiny_bert}"], "a .npy stands beside other .npy alone"),
+        (["{tiny_bert}", "text.txt", "--compare", "x.npy"], "a .npy stands beside other .npy alone"),
     ],
 )
 def test_unusable_input_is_one_sentence(tmp_path, tiny_bert, capsys, arguments, message):

@@ -59,6 +59,10 @@ def run(arguments: Sequence[str]) -> None:
     if options.images and (options.data or any(model.endswith(".npy") for model in (options.model, *options.compare))):
         raise InputError(f"--images {options.images}: leave out DATA, and name encoders of images, not a .npy")
 
+    arrays = [model.endswith(".npy") for model in (options.model, *options.compare) if model]
+    if options.compare and any(arrays) and (options.data or not all(arrays)):
+        raise InputError("--compare: a .npy stands beside other .npy alone, and without positives: leave out DATA")
+
     from simcse_weince.extremes.report import build_page, diagnose, noise_floor_page
     from simcse_weince.outputs import shown_name, versions, write_json
 
