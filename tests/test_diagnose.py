@@ -130,6 +130,21 @@ def test_equal_embeddings_are_no_negatives_of_each_other():
     assert found.scores.hardest.max() < 1
 
 
+def test_equal_rows_are_no_negatives_among_views_either(sphere, tmp_path):
+    for name in ("points", "positives"):
+        rows = np.load(sphere / f"{name}.npy")[:200]
+        np.save(tmp_path / f"once_{name}.npy", rows)
+        np.save(tmp_path / f"twice_{name}.npy", np.concatenate([rows, rows]))
+    found = []
+    for times in ("once", "twice"):
+        words = [str(tmp_path / f"{times}_{name}.npy") for name in ("points", "positives")]
+        assert main(["diagnose", *words, "--bootstrap", "2", "--json", str(tmp_path / "n.json")]) == 0
+        found.append(json.loads((tmp_path / "n.json").read_text())["diagnoses"][0]["measures"])
+    once, twice = found
+    for name in ("mean cosine of a positive", "share of positives nearer than every negative"):
+        assert twice[name] == pytest.approx(once[name], abs=1e-6) and once[name] > 0.1
+
+
 # ---- encoders ----
 
 
@@ -215,6 +230,7 @@ def test_images_are_embedded_as_the_criterion_sees_them(image_encoder):
         (["{zeros}"], "two rows with a direction, got 0"),
         (["x.npy", "--quantile", "0.5"], "--quantile 0.5 is not between 0.9 and 0.9995"),
         (["x.npy", "--report", "{folder}"], "cannot be written there"),
+        (["{points}", "{zeros}"], "zeros.npy: holds (3, 4), not the positive of each row of"),
         (["x.npy", "p.npy", "--compare", "y.npy"], "a .npy stands beside other .npy alone, and without positives"),
         (["x.npy", "--compare", "{tiny_bert}"], "a .npy stands beside other .npy alone"),
         (["{tiny_bert}", "text.txt", "--compare", "x.npy"], "a .npy stands beside other .npy alone"),
@@ -223,12 +239,9 @@ def test_images_are_embedded_as_the_criterion_sees_them(image_encoder):
 def test_unusable_input_is_one_sentence(tmp_path, tiny_bert, capsys, arguments, message):
     np.save(tmp_path / "flat.npy", np.ones(3, np.float32))
     np.save(tmp_path / "zeros.npy", np.zeros((3, 4), np.float32))
-    places = {
-        "tiny_bert": tiny_bert,
-        "flat": tmp_path / "flat.npy",
-        "zeros": tmp_path / "zeros.npy",
-        "folder": tmp_path,
-    }
+    np.save(tmp_path / "points.npy", np.random.default_rng(0).standard_normal((60, 4), np.float32))
+    names = ("flat", "zeros", "points")
+    places = {"tiny_bert": tiny_bert, "folder": tmp_path} | {name: tmp_path / f"{name}.npy" for name in names}
     assert main(["diagnose", *(word.format(**places) for word in arguments)]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error

@@ -103,8 +103,19 @@ def _training_defaults(images: bool) -> tuple[int, float]:
 
 
 def _embeddings(path: str, positives: str | None) -> tuple[Any, Any, Any]:
+    import numpy as np
+
     embeddings = _load(path)
-    return embeddings, None, (embeddings, _load(positives), None, None) if positives else None
+    if positives is None:
+        return embeddings, None, None
+    others = _load(positives)
+    if others.shape != embeddings.shape:
+        raise InputError(
+            f"{positives}: holds {others.shape}, not the positive of each row of {path} {embeddings.shape}"
+        )
+    # Equal embeddings are taken for equal texts, in both files alike.
+    keys, other_keys = np.unique(np.concatenate([embeddings, others]), axis=0, return_inverse=True)[1].reshape(2, -1)
+    return embeddings, keys, (embeddings, others, keys, other_keys)
 
 
 def _load(path: str) -> Any:
