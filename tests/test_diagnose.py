@@ -145,6 +145,24 @@ def test_equal_rows_are_no_negatives_among_views_either(sphere, tmp_path):
         assert twice[name] == pytest.approx(once[name], abs=1e-6) and once[name] > 0.1
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0])
+def test_rows_without_a_direction_are_left_out_of_every_number(tmp_path, value, recwarn):
+    rows = np.random.default_rng(3).standard_normal((300, 6)).astype(np.float32)
+    np.save(tmp_path / "good.npy", np.delete(rows, 5, axis=0))
+    np.save(tmp_path / "positives.npy", np.delete(rows, 5, axis=0) + 0.1)
+    np.save(tmp_path / "more_positives.npy", rows + 0.1)
+    rows[5] = value
+    np.save(tmp_path / "bad.npy", rows)
+    found = []
+    for names in (("good.npy", "positives.npy"), ("bad.npy", "more_positives.npy")):
+        files = ["--json", str(tmp_path / "n.json"), "--report", str(tmp_path / "page.html")]
+        assert main(["diagnose", *(str(tmp_path / name) for name in names), "--bootstrap", "2", *files]) == 0
+        found.append(json.loads((tmp_path / "n.json").read_text())["diagnoses"][0]["measures"])
+    assert [numbers.pop("rows left out") for numbers in found] == [0, 1]
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
+
+
 # ---- encoders ----
 
 

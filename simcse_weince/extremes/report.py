@@ -11,7 +11,7 @@ from simcse_weince.criterion import Weince
 from simcse_weince.extremes.link_choice import LinkChoice, choose_link
 from simcse_weince.extremes.noise_floor import noise_floor, trichotomy
 from simcse_weince.extremes.pot import MIN_EXCESSES, PotFit, fit_pot, mean_residual_life, threshold_stability
-from simcse_weince.extremes.scores import Scores, stream_scores
+from simcse_weince.extremes.scores import Scores, stream_scores, with_direction
 from simcse_weince.page import Page, new_figure
 from simcse_weince.sentence.sts import alignment, uniformity
 from simcse_weince.tail import RESOLUTION
@@ -95,14 +95,17 @@ def diagnose(
     pot = fit_pot(tail, quantile=tail_quantile, bootstrap=bootstrap, **options)
     stability = threshold_stability(tail, _STABILITY, bootstrap=min(bootstrap, 50), **options)
     first, second, first_keys, second_keys = views or (embeddings, embeddings, keys, keys)
-    anchors = {kind: _batches(first, second, second_keys, batch_size, kind) for kind in ("regression", "likelihood")}
+    usable, seen = np.flatnonzero(with_direction(first, second)), embeddings[:_GEOMETRY_ROWS]
+    anchors = {
+        kind: _batches(first, second, second_keys, usable, batch_size, kind) for kind in ("regression", "likelihood")
+    }
     measures: dict[str, float | None] = {
         "anchors": len(scores.hardest),
         "pairs compared": scores.pairs,
         "pairs left out as duplicates": scores.duplicates,
         "rows left out": scores.left_out,
         "share of anchors with a negative within 0.05 of the cap": float((scores.hardest[:, 0] >= 1 - NEAR).mean()),
-        "uniformity": uniformity(embeddings[:_GEOMETRY_ROWS]),
+        "uniformity": uniformity(seen[with_direction(seen)]),
     }
     for kind, (blend, _) in anchors.items():
         measures[f"share of anchors with blend above 0.5, {kind} evidence"] = float((blend > 0.5).mean())
@@ -110,7 +113,7 @@ def diagnose(
     if views is not None:
         among = stream_scores(first, second, keys=first_keys, candidate_keys=second_keys, hardest=63, seed=seed)
         link = choose_link(np.column_stack([among.positive, among.hardest]), bootstrap=bootstrap, seed=seed)
-        measures["alignment"] = alignment(first, second)
+        measures["alignment"] = alignment(first[usable], second[usable])
         measures["mean cosine of a positive"] = float(among.positive.mean())
         nearest = among.positive > among.hardest[:, 0]
         measures["share of positives nearer than every negative"] = float(nearest.mean())
@@ -221,13 +224,14 @@ def noise_floor_page(seed: int = 0) -> tuple[Page, dict[str, Any]]:
     return page, {"noise_floor": floor.to_json(), "trichotomy": domains}
 
 
-def _batches(first: Any, second: Any, keys: Any, size: int, evidence: str) -> np.ndarray:
-    """Blend and raw shape of the anchors of up to 100 random batches, (2, M)."""
+def _batches(first: Any, second: Any, keys: Any, usable: np.ndarray, size: int, evidence: str) -> np.ndarray:
+    """Blend and raw shape of the anchors of up to 100 random batches of usable rows, (2, M)."""
     criterion = Weince(evidence=evidence)
     first, second = torch.as_tensor(first), torch.as_tensor(second)
     keys = torch.arange(len(first)) if keys is None else torch.as_tensor(keys)
     parts = []
-    for rows in torch.randperm(len(first), generator=torch.Generator().manual_seed(0))[: 100 * size].split(size):
+    order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(0))[: 100 * size]
+    for rows in torch.as_tensor(usable)[order].split(size):
         tail = criterion.anchor_statistics(first[rows], second[rows], keep=keys[rows, None] != keys[None, rows])
         parts.append(torch.stack([tail.blend, tail.shape_raw]))
     return torch.cat(parts, dim=1).numpy()

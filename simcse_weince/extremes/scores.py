@@ -222,6 +222,11 @@ def encode_images(
         return (encoder.head(features) if encoder.head_is_trained else features).float().cpu()
 
 
+def with_direction(*views: Any) -> np.ndarray:
+    """Which rows (N,) have a direction in every one of the views (N, d): the others are left out of all numbers."""
+    return np.logical_and.reduce([_unit(view).isfinite().all(1).cpu().numpy() for view in views])
+
+
 def _unit(vectors: Any) -> Tensor:
     """Unit vectors, float32, with NaN in the rows that have no direction."""
     vectors = torch.as_tensor(vectors)
