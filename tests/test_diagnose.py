@@ -145,6 +145,13 @@ def test_equal_rows_are_no_negatives_among_views_either(sphere, tmp_path):
         assert twice[name] == pytest.approx(once[name], abs=1e-6) and once[name] > 0.1
 
 
+def test_views_that_do_not_fit_are_said():
+    rows = np.random.default_rng(3).standard_normal((60, 6)).astype(np.float32)
+    for second, message in ((rows[:50], "must be shaped like anchors"), (rows * np.nan, "two rows with a direction")):
+        with pytest.raises(ValueError, match=message):
+            diagnose("x", rows, views=(rows, second, None, None), bootstrap=2)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0])
 def test_rows_without_a_direction_are_left_out_of_every_number(tmp_path, value, recwarn):
     rows = np.random.default_rng(3).standard_normal((300, 6)).astype(np.float32)
@@ -161,6 +168,12 @@ def test_rows_without_a_direction_are_left_out_of_every_number(tmp_path, value, 
     assert [numbers.pop("rows left out") for numbers in found] == [0, 1]
     assert found[0] == pytest.approx(found[1], abs=1e-6)
     assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.float16, ">f4"])
+def test_embeddings_of_any_floating_type_are_read(tmp_path, dtype):
+    np.save(tmp_path / "x.npy", np.random.default_rng(4).standard_normal((60, 6)).astype(dtype))
+    assert main(["diagnose", str(tmp_path / "x.npy"), "--bootstrap", "2"]) == 0
 
 
 # ---- encoders ----
@@ -223,6 +236,12 @@ def test_an_encoder_of_images_is_diagnosed_by_its_projections(image_encoder, tmp
     assert found["measures"]["anchors"] == 120 and found["measures"]["pairs left out as duplicates"] == 1
 
 
+def test_the_largest_seed_draws_views(image_encoder):
+    encoder = VisionEncoder.from_pretrained(image_encoder / "encoder")
+    pixels = torch.zeros((2, 3, 8, 8), dtype=torch.uint8)
+    assert encode_images(encoder, pixels, ViewOptions(), view_seed=2 * (2**63 - 1) + 1).shape == (2, 16)
+
+
 def test_images_are_embedded_as_the_criterion_sees_them(image_encoder):
     encoder, options = VisionEncoder.from_pretrained(image_encoder / "encoder"), ViewOptions(normalize=[[0.5] * 3] * 2)
     pixels = torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8)
@@ -248,6 +267,9 @@ def test_images_are_embedded_as_the_criterion_sees_them(image_encoder):
         (["{zeros}"], "two rows with a direction, got 0"),
         (["x.npy", "--quantile", "0.5"], "--quantile 0.5 is not between 0.9 and 0.9995"),
         (["x.npy", "--report", "{folder}"], "cannot be written there"),
+        (["x.npy", "--seed", str(2**63)], "--seed: 9223372036854775808 is too large"),
+        (["{huge}"], "huge.npy: no array can be read there"),
+        (["{archive}"], "archive.npy: no array can be read there"),
         (["{points}", "{zeros}"], "zeros.npy: holds (3, 4), not the positive of each row of"),
         (["x.npy", "p.npy", "--compare", "y.npy"], "a .npy stands beside other .npy alone, and without positives"),
         (["x.npy", "--compare", "{tiny_bert}"], "a .npy stands beside other .npy alone"),
@@ -258,7 +280,11 @@ def test_unusable_input_is_one_sentence(tmp_path, tiny_bert, capsys, arguments, 
     np.save(tmp_path / "flat.npy", np.ones(3, np.float32))
     np.save(tmp_path / "zeros.npy", np.zeros((3, 4), np.float32))
     np.save(tmp_path / "points.npy", np.random.default_rng(0).standard_normal((60, 4), np.float32))
-    names = ("flat", "zeros", "points")
+    with open(tmp_path / "huge.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (10**11, 1000)})
+    np.savez(tmp_path / "archive.npz", np.ones((3, 4)))
+    (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
+    names = ("flat", "zeros", "points", "huge", "archive")
     places = {"tiny_bert": tiny_bert, "folder": tmp_path} | {name: tmp_path / f"{name}.npy" for name in names}
     assert main(["diagnose", *(word.format(**places) for word in arguments)]) == 2
     error = capsys.readouterr().err

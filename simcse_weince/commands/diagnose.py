@@ -122,12 +122,12 @@ def _load(path: str) -> Any:
     import numpy as np
 
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        array = np.lib.format.open_memmap(path, mode="r")  # a header may lie about how much there is to read
+    except (OSError, ValueError, EOFError, OverflowError) as error:
         raise InputError(f"{path}: no array can be read there ({error}); name a .npy of numbers") from None
     if array.ndim != 2 or array.dtype.kind != "f":
         raise InputError(f"{path}: holds {array.dtype} of shape {array.shape}; give floats in 2 dimensions")
-    return array
+    return np.array(array, np.float32)  # in which cosines are computed; torch has fewer types than NumPy
 
 
 def _encode(model: str, options: argparse.Namespace) -> tuple[Any, Any, Any]:

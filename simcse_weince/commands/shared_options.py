@@ -43,6 +43,8 @@ def at_least(smallest: int) -> Callable[[str], int]:
         value = int(text)
         if value < smallest:
             raise argparse.ArgumentTypeError(f"{value} is less than {smallest}")
+        if value >= 2**63:  # no library that takes it holds more
+            raise argparse.ArgumentTypeError(f"{value} is too large")
         return value
 
     return number

@@ -95,6 +95,9 @@ def diagnose(
     pot = fit_pot(tail, quantile=tail_quantile, bootstrap=bootstrap, **options)
     stability = threshold_stability(tail, _STABILITY, bootstrap=min(bootstrap, 50), **options)
     first, second, first_keys, second_keys = views or (embeddings, embeddings, keys, keys)
+    among = None
+    if views is not None:  # before the batches, because it says which views do not fit
+        among = stream_scores(first, second, keys=first_keys, candidate_keys=second_keys, hardest=63, seed=seed)
     usable, seen = np.flatnonzero(with_direction(first, second)), embeddings[:_GEOMETRY_ROWS]
     anchors = {
         kind: _batches(first, second, second_keys, usable, batch_size, kind) for kind in ("regression", "likelihood")
@@ -110,8 +113,7 @@ def diagnose(
     for kind, (blend, _) in anchors.items():
         measures[f"share of anchors with blend above 0.5, {kind} evidence"] = float((blend > 0.5).mean())
     link = None
-    if views is not None:
-        among = stream_scores(first, second, keys=first_keys, candidate_keys=second_keys, hardest=63, seed=seed)
+    if among is not None:
         link = choose_link(np.column_stack([among.positive, among.hardest]), bootstrap=bootstrap, seed=seed)
         measures["alignment"] = alignment(first[usable], second[usable])
         measures["mean cosine of a positive"] = float(among.positive.mean())
