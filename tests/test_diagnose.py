@@ -236,6 +236,14 @@ def test_an_encoder_of_images_is_diagnosed_by_its_projections(image_encoder, tmp
     assert found["measures"]["anchors"] == 120 and found["measures"]["pairs left out as duplicates"] == 1
 
 
+def test_an_encoder_that_stores_no_image_size_is_told_it(image_encoder, tmp_path, capsys):
+    build_backbone("resnet18", image_size=8, width=0.125).save_pretrained(tmp_path / "bare")
+    words = ["diagnose", str(tmp_path / "bare"), "--images", str(image_encoder / "i.npz"), "--bootstrap", "2"]
+    assert main(words) == 2
+    assert "Name it with --image_size" in capsys.readouterr().err
+    assert main([*words, "--image_size", "8", "--view_anchors", "20", "--device", "cpu"]) == 0
+
+
 def test_the_largest_seed_draws_views(image_encoder):
     encoder = VisionEncoder.from_pretrained(image_encoder / "encoder")
     pixels = torch.zeros((2, 3, 8, 8), dtype=torch.uint8)

@@ -27,6 +27,7 @@ def run(arguments: Sequence[str]) -> None:
         "--images", metavar="SOURCE", help="instead of DATA, for an encoder of images: as in vision-eval"
     )
     parser.add_argument("--split", choices=["train", "test", "unlabeled"], default="train", help="images to look at")
+    parser.add_argument("--image_size", type=at_least(1), help="side of images in pixels; default: as the encoder says")
     parser.add_argument("--compare", nargs="+", default=[], metavar="MODEL", help="further encoders on the same page")
     parser.add_argument("--noise_floor", action="store_true", help="instead: what the wrong link costs, by simulation")
     parser.add_argument("--report", metavar="FILE.html", help="write the page")
@@ -169,7 +170,7 @@ def _encode_images(model: str, options: argparse.Namespace) -> tuple[Any, Any, A
     from simcse_weince.vision.datasets import load_images
 
     view_options = ImageArguments(images=options.images, views=saved_options(model).get("views")).view_options()
-    encoder = VisionEncoder.from_pretrained(model)
+    encoder = VisionEncoder.from_pretrained(model, image_size=options.image_size)
     images = load_images(
         options.images, options.split, image_size=encoder.image_size, cache_dir=options.cache_dir
     ).images
