@@ -176,6 +176,13 @@ def test_embeddings_of_any_floating_type_are_read(tmp_path, dtype):
     assert main(["diagnose", str(tmp_path / "x.npy"), "--bootstrap", "2"]) == 0
 
 
+def test_the_first_rows_of_a_npy_are_used(sphere, tmp_path):
+    words = [str(sphere / "points.npy"), str(sphere / "positives.npy"), "--bootstrap", "2", "--max_samples", "200"]
+    assert main(["diagnose", *words, "--json", str(tmp_path / "n.json")]) == 0
+    found = json.loads((tmp_path / "n.json").read_text())["diagnoses"][0]
+    assert found["measures"]["anchors"] == found["link"]["anchors"] == 200
+
+
 # ---- encoders ----
 
 
@@ -275,6 +282,11 @@ def test_images_are_embedded_as_the_criterion_sees_them(image_encoder):
         (["{zeros}"], "two rows with a direction, got 0"),
         (["x.npy", "--quantile", "0.5"], "--quantile 0.5 is not between 0.9 and 0.9995"),
         (["x.npy", "--report", "{folder}"], "cannot be written there"),
+        (["x.npy", "--device", "cpu", "--split", "test"], "--split, --device: without effect on a .npy"),
+        (["x.npy", "--text_column", "a"], "--text_column: without effect on a .npy"),
+        (["{tiny_bert}", "--images", "i.npz", "--pooler_type", "cls"], "--pooler_type: without effect on images"),
+        (["{tiny_bert}", "text.txt", "--image_size", "8"], "--image_size: without effect on sentences"),
+        (["MODEL", "text.txt", "--noise_floor"], "MODEL, DATA: without effect on --noise_floor"),
         (["x.npy", "--seed", str(2**63)], "--seed: 9223372036854775808 is too large"),
         (["{huge}"], "huge.npy: no array can be read there"),
         (["{archive}"], "archive.npy: no array can be read there"),

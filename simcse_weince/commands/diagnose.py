@@ -15,6 +15,18 @@ from simcse_weince.commands.shared_options import (
 )
 from simcse_weince.errors import InputError
 
+_PAGE = {"report", "json", "plots", "seed"}
+_SHARED = _PAGE | {"model", "compare", "max_samples", "quantile", "train_batch_size", "bootstrap"}
+_ENCODED = _SHARED | {"view_anchors", "batch_size", "device", "cache_dir"}
+# What has an effect, by what is looked at.
+_EFFECTIVE = {
+    "--noise_floor": _PAGE | {"noise_floor"},
+    "images": _ENCODED | {"images", "split", "image_size"},
+    "a .npy": _SHARED | {"data"},
+    "sentences": _ENCODED | {"data", "text_column", "encoding", "max_seq_length"}
+    | {"pooler_type", "tokenizer_name", "torch_dtype", "trust_remote_code"},
+}  # fmt: skip
+
 
 def run(arguments: Sequence[str]) -> None:
     """Tell whether an encoder's hard negatives behave as the correction supposes, and what to set."""
@@ -35,7 +47,7 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--plots", metavar="DIR", help="write the figures as PNG")
     parser.add_argument("--text_column", action="append", help="column of the sentences; twice for pairs")
     parser.add_argument("--encoding", default="utf-8", help="encoding of DATA")
-    parser.add_argument("--max_samples", type=at_least(2), help="use the first so many sentences or images")
+    parser.add_argument("--max_samples", type=at_least(2), help="use the first so many sentences, images or rows")
     parser.add_argument("--max_seq_length", type=at_least(3), default=32, help="cut sentences, as training does")
     parser.add_argument("--view_anchors", type=at_least(2), default=5000,
                         help="how many get two views, by dropout or as images, for what needs positives")  # fmt: skip
@@ -64,6 +76,13 @@ def run(arguments: Sequence[str]) -> None:
     if options.compare and any(arrays) and (options.data or not all(arrays)):
         raise InputError("--compare: a .npy stands beside other .npy alone, and without positives: leave out DATA")
 
+    kind = "images" if options.images else "a .npy" if any(arrays) else "sentences"
+    kind = "--noise_floor" if options.noise_floor else kind
+    chosen = (name for name, value in vars(options).items() if value != parser.get_default(name))
+    names = {"model": "MODEL", "data": "DATA"}
+    if idle := [names.get(name, f"--{name}") for name in chosen if name not in _EFFECTIVE[kind]]:
+        raise InputError(f"{', '.join(idle)}: without effect on {kind}; leave it out")
+
     from simcse_weince.extremes.report import build_page, diagnose, noise_floor_page
     from simcse_weince.outputs import shown_name, versions, write_json
 
@@ -73,7 +92,7 @@ def run(arguments: Sequence[str]) -> None:
         found, (batch_size, temperature) = [], _training_defaults(bool(options.images))
         for model in (options.model, *options.compare):
             if model.endswith(".npy"):
-                embedded = _embeddings(model, options.data)
+                embedded = _embeddings(model, options.data, options.max_samples)
             else:
                 embedded = (_encode_images if options.images else _encode)(model, options)
             try:
@@ -103,13 +122,13 @@ def _training_defaults(images: bool) -> tuple[int, float]:
     return SimCSEArguments.per_device_train_batch_size, LossArguments.temperature
 
 
-def _embeddings(path: str, positives: str | None) -> tuple[Any, Any, Any]:
+def _embeddings(path: str, positives: str | None, limit: int | None) -> tuple[Any, Any, Any]:
     import numpy as np
 
-    embeddings = _load(path)
+    embeddings = _load(path, limit)
     if positives is None:
         return embeddings, None, None
-    others = _load(positives)
+    others = _load(positives, limit)
     if others.shape != embeddings.shape:
         raise InputError(
             f"{positives}: holds {others.shape}, not the positive of each row of {path} {embeddings.shape}"
@@ -119,7 +138,7 @@ def _embeddings(path: str, positives: str | None) -> tuple[Any, Any, Any]:
     return embeddings, keys, (embeddings, others, keys, other_keys)
 
 
-def _load(path: str) -> Any:
+def _load(path: str, limit: int | None) -> Any:
     import numpy as np
 
     try:
@@ -128,7 +147,7 @@ def _load(path: str) -> Any:
         raise InputError(f"{path}: no array can be read there ({error}); name a .npy of numbers") from None
     if array.ndim != 2 or array.dtype.kind != "f":
         raise InputError(f"{path}: holds {array.dtype} of shape {array.shape}; give floats in 2 dimensions")
-    return np.array(array, np.float32)  # in which cosines are computed; torch has fewer types than NumPy
+    return np.array(array[:limit], np.float32)  # in which cosines are computed; torch has fewer types than NumPy
 
 
 def _encode(model: str, options: argparse.Namespace) -> tuple[Any, Any, Any]:
