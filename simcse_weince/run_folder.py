@@ -23,6 +23,9 @@ from simcse_weince.outputs import versions, write_text
 logger = logging.getLogger(__name__)
 
 _CONFIG_NAME = "training_config.yaml"
+# What makes a folder look like that of a finished run.
+_RESULTS = ("run.json", "modules.json", "model*.safetensors*", "projection_head.safetensors", TRAINER_STATE_NAME,
+            "train_results.json", "all_results.json")  # fmt: skip
 
 
 class LogCallback(TrainerCallback):
@@ -45,30 +48,40 @@ class LogCallback(TrainerCallback):
             logger.info("step %d: %s", state.global_step, told)
 
 
-def checkpoint_to_resume(arguments: Any) -> Path | None:
+def checkpoint_to_resume(arguments: Any, start: str | None) -> Path | None:
     """The checkpoint that ``resume_from_checkpoint`` names: a folder, or "last" for the newest complete one; or None.
 
+    Args:
+        arguments: Training arguments with ``overwrite_output_dir``.
+        start: The encoder that a new run starts from, a folder or an id; None for random weights.
+
     Raises:
-        InputError: There is none; or a new run would write over an earlier one without ``overwrite_output_dir``.
+        InputError: There is none; or a new run would write over an earlier one without ``overwrite_output_dir``, or
+            over the encoder that it starts from.
     """
     output_dir, wish = Path(arguments.output_dir), str(arguments.resume_from_checkpoint or "no")
     if any(place.exists() and not place.is_dir() for place in (output_dir, *output_dir.parents)):
         raise InputError(f"{output_dir}: --output_dir is, or is below, a file; name a folder")
     if wish.lower() in ("true", "last", "auto", "yes", "1"):
         checkpoint = last_complete_checkpoint(output_dir)
-        if checkpoint is None:
-            logger.warning("%s holds no complete checkpoint: starting from the beginning", output_dir.name)
-        return checkpoint
-    if wish.lower() not in ("false", "no", "0"):
+        if checkpoint is not None:
+            return checkpoint
+        logger.warning("%s holds no complete checkpoint: starting from the beginning", output_dir.name)
+    elif wish.lower() not in ("false", "no", "0"):
         if not is_complete_checkpoint(Path(wish)):
             raise InputError(f"{wish}: not a complete checkpoint; name one, or use --resume_from_checkpoint last")
         return Path(wish)
-    earlier = any((output_dir / name).exists() for name in ("modules.json", "run.json"))
-    if (earlier or last_complete_checkpoint(output_dir)) and not arguments.overwrite_output_dir:
-        raise InputError(
-            f"{output_dir}: holds an earlier run; continue it with --resume_from_checkpoint last, "
-            "replace it with --overwrite_output_dir, or choose another --output_dir"
-        )
+    else:
+        earlier = any((output_dir / name).exists() for name in ("modules.json", "run.json"))
+        if (earlier or last_complete_checkpoint(output_dir)) and not arguments.overwrite_output_dir:
+            raise InputError(
+                f"{output_dir}: holds an earlier run; continue it with --resume_from_checkpoint last, "
+                "replace it with --overwrite_output_dir, or choose another --output_dir"
+            )
+    source = Path(start or "").resolve()
+    cleared = source.parent if source.name.startswith(PREFIX_CHECKPOINT_DIR) else source
+    if start and source.exists() and cleared == output_dir.resolve():
+        raise InputError(f"{start}: a new run would clear away the encoder it starts from; choose another --output_dir")
     return None
 
 
@@ -153,10 +166,16 @@ def try_out(trainer: Trainer) -> None:
 
 
 def prepare(output_dir: Path, chosen: Mapping[str, Any], *, new: bool) -> None:
-    """Write the options, where nothing is left that a killed run has half-written or, for a new run, checkpointed."""
+    """Write the options, where nothing is left that a killed run has half-written.
+
+    Nor, for a new run, what the run before has left: if this one dies, weights of that one beside these options would
+    pass for its result.
+    """
     leftovers = [*output_dir.glob(".saving-*"), *output_dir.glob("checkpoint-*/.saving-*")]
     for folder in leftovers + ([*output_dir.glob("checkpoint-*")] if new else []):
         shutil.rmtree(folder)
+    for path in [path for pattern in _RESULTS for path in output_dir.glob(pattern)] if new else []:
+        path.unlink()
     write_text(output_dir / _CONFIG_NAME, yaml.safe_dump(chosen))
 
 

@@ -426,6 +426,25 @@ def test_overwriting_removes_the_checkpoints_of_the_run_before(place):
     assert [folder.name for folder in (place / "out").glob("checkpoint-*")] == ["checkpoint-2"]
 
 
+def test_an_overwriting_run_that_dies_leaves_nothing_that_looks_finished(place, capfd, monkeypatch):
+    run(place, "--max_steps", "2")
+
+    def die(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simcse_weince.run_folder.train_or_resume", die)
+    assert main(["train", *command(place, "--overwrite_output_dir", "--loss", "infonce")]) == 130
+    assert main(["evaluate", str(place / "out"), "--pairs", str(place / "pairs.tsv")]) == 2
+    assert not {"run.json", "trainer_state.json"} & {path.name for path in (place / "out").iterdir()}
+
+
+def test_a_run_does_not_clear_away_the_encoder_it_starts_from(place, capfd):
+    words = ["--overwrite_output_dir", "--model_name_or_path", place / "encoder"]
+    for also in ([], ["--resume_from_checkpoint", "last"]):
+        assert "another --output_dir" in refused(place, capfd, *words, *also, out="encoder")
+    assert (place / "encoder" / "model.safetensors").is_file()
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -101,6 +101,34 @@ def test_vi11_a_finished_run_is_not_overwritten(source, tmp_path, capfd):
     vision_train.run([*words, "--overwrite_output_dir"])
 
 
+def die(*args):
+    raise KeyboardInterrupt
+
+
+def test_an_overwriting_run_that_dies_leaves_nothing_that_looks_finished(
+    source, finished, tmp_path, capfd, monkeypatch
+):
+    """Else the weights of one run would be evaluated with the options of another."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "notes.txt").write_text("mine")
+    monkeypatch.setattr("simcse_weince.run_folder.train_or_resume", die)
+    views = '{"normalize": [[0.5, 0.5, 0.5], [0.25, 0.25, 0.25]]}'
+    assert main(["vision-train", *command(source, folder, "--overwrite_output_dir", "--views", views)]) == 130
+    assert "no image encoder" in refused(capfd, "vision-eval", folder, "--images", source)
+    assert not {"run.json", "trainer_state.json"} & {path.name for path in folder.iterdir()}
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", [".", "checkpoint-3"])
+def test_a_run_does_not_clear_away_the_encoder_it_starts_from(source, finished, tmp_path, capfd, place):
+    shutil.copytree(finished, tmp_path / "run")
+    words = command(source, tmp_path / "run", "--overwrite_output_dir", "--width", 1, "--model_name_or_path",
+                    tmp_path / "run" / place)  # fmt: skip
+    assert "another --output_dir" in refused(capfd, "vision-train", *words)
+    assert (tmp_path / "run" / "run.json").is_file() and (tmp_path / "run" / "checkpoint-3").is_dir()
+
+
 @pytest.mark.parametrize("loss", ["infonce", "weince", "released"])
 def test_every_loss_trains(source, tmp_path, loss):
     vision_train.run(command(source, tmp_path / "run", "--loss", loss, "--probes", "none"))

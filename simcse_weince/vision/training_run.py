@@ -12,7 +12,7 @@ from simcse_weince import run_folder
 from simcse_weince.errors import InputError
 from simcse_weince.outputs import replacing, write_json
 from simcse_weince.vision.arguments import ImageArguments, VisionGroups
-from simcse_weince.vision.backbones import VisionEncoder, build_backbone
+from simcse_weince.vision.backbones import BACKBONES, VisionEncoder, build_backbone
 from simcse_weince.vision.datasets import ImageSet, load_images
 from simcse_weince.vision.probe import Labelled, ProbeOptions, extract_features, run_probes
 from simcse_weince.vision.trainer import VisionTrainer
@@ -39,7 +39,8 @@ def train(groups: VisionGroups) -> dict[str, Any]:
     """
     arguments, chosen = groups.training, groups.chosen
     output_dir = Path(str(arguments.output_dir))
-    checkpoint = run_folder.checkpoint_to_resume(arguments)
+    start = groups.encoder.model_name_or_path
+    checkpoint = run_folder.checkpoint_to_resume(arguments, None if start in BACKBONES else start)
     if checkpoint is not None:
         run_folder.check_same_run(checkpoint, chosen, lambda name: not name.startswith(_FREE))
     criterion, view_options = groups.loss.criterion(), groups.images.view_options()
@@ -58,7 +59,7 @@ def train(groups: VisionGroups) -> dict[str, Any]:
         set_seed(arguments.seed)
         size = groups.images.image_size or images.images.shape[-1]
         try:
-            backbone = build_backbone(groups.encoder.model_name_or_path, image_size=size, width=groups.encoder.width)
+            backbone = build_backbone(start, image_size=size, width=groups.encoder.width)
             encoder = VisionEncoder(backbone, size, groups.encoder.projection_size)
             trainer = VisionTrainer(
                 encoder, arguments, views=TwoViews(view_options, size), criterion=criterion, train_dataset=images,
