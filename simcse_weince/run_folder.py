@@ -62,16 +62,18 @@ def checkpoint_to_resume(arguments: Any, start: str | None) -> Path | None:
     output_dir, wish = Path(arguments.output_dir), str(arguments.resume_from_checkpoint or "no")
     if any(place.exists() and not place.is_dir() for place in (output_dir, *output_dir.parents)):
         raise InputError(f"{output_dir}: --output_dir is, or is below, a file; name a folder")
-    if wish.lower() in ("true", "last", "auto", "yes", "1"):
+    last, checkpoint = wish.lower() in ("true", "last", "auto", "yes", "1"), None
+    if last:
         checkpoint = last_complete_checkpoint(output_dir)
-        if checkpoint is not None:
-            return checkpoint
-        logger.warning("%s holds no complete checkpoint: starting from the beginning", output_dir.name)
+        if checkpoint is None:
+            logger.warning("%s holds no complete checkpoint: starting from the beginning", output_dir.name)
     elif wish.lower() not in ("false", "no", "0"):
-        if not is_complete_checkpoint(Path(wish)):
+        checkpoint = Path(wish)
+        if not is_complete_checkpoint(checkpoint):
             raise InputError(f"{wish}: not a complete checkpoint; name one, or use --resume_from_checkpoint last")
-        return Path(wish)
-    else:
+    if _of_this_run(checkpoint, output_dir):
+        return checkpoint
+    if not last:
         earlier = any((output_dir / name).exists() for name in ("modules.json", "run.json"))
         if (earlier or last_complete_checkpoint(output_dir)) and not arguments.overwrite_output_dir:
             raise InputError(
@@ -82,7 +84,11 @@ def checkpoint_to_resume(arguments: Any, start: str | None) -> Path | None:
     cleared = source.parent if source.name.startswith(PREFIX_CHECKPOINT_DIR) else source
     if start and source.exists() and cleared == output_dir.resolve():
         raise InputError(f"{start}: a new run would clear away the encoder it starts from; choose another --output_dir")
-    return None
+    return checkpoint
+
+
+def _of_this_run(checkpoint: Path | None, output_dir: Path) -> bool:
+    return checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
 
 
 def check_same_run(checkpoint: Path, chosen: Mapping[str, Any], belongs: Callable[[str], bool]) -> None:
@@ -165,12 +171,13 @@ def try_out(trainer: Trainer) -> None:
     trainer.optimizer = trainer.lr_scheduler = None
 
 
-def prepare(output_dir: Path, chosen: Mapping[str, Any], *, new: bool) -> None:
+def prepare(output_dir: Path, chosen: Mapping[str, Any], checkpoint: Path | None) -> None:
     """Write the options, where nothing is left that a killed run has half-written.
 
-    Nor, for a new run, what the run before has left: if this one dies, weights of that one beside these options would
-    pass for its result.
+    Nor, unless a run goes on from its ``checkpoint``, what the run before has left: if this one dies, weights of that
+    one beside these options would pass for its result.
     """
+    new = not _of_this_run(checkpoint, output_dir)
     leftovers = [*output_dir.glob(".saving-*"), *output_dir.glob("checkpoint-*/.saving-*")]
     for folder in leftovers + ([*output_dir.glob("checkpoint-*")] if new else []):
         shutil.rmtree(folder)

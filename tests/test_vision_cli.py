@@ -120,6 +120,15 @@ def test_an_overwriting_run_that_dies_leaves_nothing_that_looks_finished(
     assert (folder / "notes.txt").read_text() == "mine"
 
 
+def test_a_checkpoint_from_elsewhere_does_not_take_over_the_folder_of_another_run(source, finished, tmp_path, capfd):
+    vision_train.run(command(source, tmp_path / "run", "--max_steps", 1, "--loss", "infonce"))
+    words = command(source, tmp_path / "run", "--resume_from_checkpoint", finished / "checkpoint-3")
+    assert "--overwrite_output_dir" in refused(capfd, "vision-train", *words)
+    vision_train.run([*words, "--overwrite_output_dir"])
+    assert "infonce" not in (tmp_path / "run" / "training_config.yaml").read_text()
+    assert not (tmp_path / "run" / "checkpoint-1").exists()
+
+
 @pytest.mark.parametrize("place", [".", "checkpoint-3"])
 def test_a_run_does_not_clear_away_the_encoder_it_starts_from(source, finished, tmp_path, capfd, place):
     shutil.copytree(finished, tmp_path / "run")

@@ -124,7 +124,7 @@ def train(groups: TrainingGroups) -> TrainingResult:
         trainer = _build_trainer(encoder, corpus, dev, arguments, loss)
         main_process = trainer.is_world_process_zero()
         if main_process:
-            run_folder.prepare(output_dir, options, new=checkpoint is None)
+            run_folder.prepare(output_dir, options, checkpoint)
             corpus.report.save(output_dir)
         test_before = _spearman(encoder, test, arguments) if test and main_process else None
         run_folder.train_or_resume(trainer, checkpoint)

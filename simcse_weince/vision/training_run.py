@@ -70,7 +70,7 @@ def train(groups: VisionGroups) -> dict[str, Any]:
             raise InputError(" ".join(str(error).split())) from error
         run_folder.try_out(trainer)
         if trainer.is_world_process_zero():
-            run_folder.prepare(output_dir, chosen, new=checkpoint is None)
+            run_folder.prepare(output_dir, chosen, checkpoint)
         run_folder.train_or_resume(trainer, checkpoint)
         trainer.save_model()
         trainer.save_state()
