@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -49,6 +50,22 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_files_of(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary folder, whose content moves into `folder` when the block ends without an error."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
+    try:
+        yield temporary
+        for source in sorted(temporary.iterdir()):
+            destination = Path(folder, source.name)
+            if destination.is_dir():
+                shutil.rmtree(destination)
+            os.replace(source, destination)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -162,6 +162,20 @@ def test_a_saved_folder_loads_by_automodel_with_the_same_features(tmp_path, name
     assert trainable[0] == trainable[1]
 
 
+def test_a_failure_while_saving_leaves_the_encoder_before(tmp_path, monkeypatch):
+    """Never the backbone of one encoder beside the head of another."""
+    VisionEncoder(build_backbone("resnet18", image_size=16, width=0.125), 16).save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("simcse_weince.vision.backbones.save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        VisionEncoder(build_backbone("resnet18", image_size=16, width=0.125), 16).save_pretrained(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 @pytest.mark.slow
 def test_another_process_loads_the_folder_after_one_import(tmp_path):
     VisionEncoder(build_backbone("resnet18", image_size=32, width=0.125), 32).save_pretrained(tmp_path)

@@ -2,8 +2,6 @@
 
 import logging
 import math
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -19,6 +17,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from simcse_weince.errors import InputError
+from simcse_weince.outputs import replacing_files_of
 from simcse_weince.sentence.dropout import cpu_dropout
 from simcse_weince.sentence.first_token import first_token_only
 
@@ -153,20 +152,10 @@ class SimCSETrainer(SentenceTransformerTrainer):
         # not ask, so that processes would move and delete each other's files.
         if not self.args.should_save:
             return
-        target = Path(str(output_dir or self.args.output_dir))
-        target.mkdir(parents=True, exist_ok=True)
-        temporary = target / f".saving-{os.getpid()}"
-        try:
+        with replacing_files_of(str(output_dir or self.args.output_dir)) as temporary:
             super()._save(str(temporary), state_dict)
             # A pickle that nothing reads: the arguments are in the run's own files.
             (temporary / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-            for source in sorted(temporary.iterdir()):
-                destination = target / source.name
-                if destination.is_dir():
-                    shutil.rmtree(destination)
-                os.replace(source, destination)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel, ResNetConfig, R
 from transformers.models.resnet.modeling_resnet import ResNetConvLayer
 
 from simcse_weince.errors import InputError, first_line
+from simcse_weince.outputs import replacing_files_of
 
 logger = logging.getLogger(__name__)
 
@@ -186,9 +187,10 @@ class VisionEncoder(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the backbone as a transformers folder, and the head beside it as ``projection_head.safetensors``."""
-        self.backbone.save_pretrained(folder)
         weights = {name: value.contiguous() for name, value in self.head.state_dict().items()}
-        save_file(weights, Path(folder, _HEAD_FILE), metadata={"image_size": str(self.image_size)})
+        with replacing_files_of(folder) as temporary:
+            self.backbone.save_pretrained(temporary)
+            save_file(weights, temporary / _HEAD_FILE, metadata={"image_size": str(self.image_size)})
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, *, image_size: int | None = None) -> "VisionEncoder":
