@@ -101,6 +101,21 @@ def test_vi11_a_finished_run_is_not_overwritten(source, tmp_path, capfd):
     vision_train.run([*words, "--overwrite_output_dir"])
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--load_best_model_at_end"],
+        ["--load_best_model_at_end", "--metric_for_best_model", "eval_knn_accuracy"],
+        ["--lr_scheduler_type", "reduce_lr_on_plateau"],
+    ],
+)
+def test_tr03_the_best_model_is_that_of_the_only_score(source, tmp_path, words):
+    vision_train.run(command(source, tmp_path / "run", "--num_train_epochs", 2, "--probes", "none", *words))
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    scores = [entry["eval_knn_accuracy"] for entry in state["log_history"] if "eval_knn_accuracy" in entry]
+    assert state["best_metric"] == max(scores) and len(scores) == 2
+
+
 def die(*args):
     raise KeyboardInterrupt
 
@@ -270,6 +285,8 @@ def test_there_is_no_other_vision_configuration():
         (["--model_name_or_path", "{place}"], "width can be chosen for"),
         (["--width", "0"], "width must be positive"),
         (["--resume_from_checkpoint", "{place}"], "not a complete checkpoint"),
+        (["--metric_for_best_model", "eval_loss"], "--metric_for_best_model eval_loss"),
+        (["--load_best_model_at_end", "--greater_is_better", "false"], "--greater_is_better false"),
     ],
 )
 def test_wrong_options_are_one_sentence(source, tmp_path, capfd, words, message):

@@ -17,6 +17,8 @@ from simcse_weince.sentence.arguments import TailArguments, has_fast_bfloat16
 from simcse_weince.vision.probe import ProbeOptions
 from simcse_weince.vision.views import ViewOptions
 
+_SCORE = "knn_accuracy"  # what the evaluation during training yields
+
 
 @dataclass
 class ImageArguments:
@@ -143,6 +145,12 @@ class VisionArguments(TrainingArguments):
             self.dataloader_pin_memory = False
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
+        if self.load_best_model_at_end or self.lr_scheduler_type == "reduce_lr_on_plateau":
+            self.metric_for_best_model = self.metric_for_best_model or _SCORE
+        if (self.metric_for_best_model or _SCORE).removeprefix("eval_") != _SCORE:
+            raise InputError(f"--metric_for_best_model {self.metric_for_best_model}: the only score is {_SCORE}")
+        if self.greater_is_better is False:
+            raise InputError("--greater_is_better false would keep the worst checkpoint: the score is an accuracy")
         super().__post_init__()
         if self.parallel_mode == ParallelMode.NOT_DISTRIBUTED:
             self._n_gpu = 1  # DataParallel, which nobody asked for, would see too few negatives
