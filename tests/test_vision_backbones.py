@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     AutoModel,
@@ -174,6 +174,30 @@ def test_a_failure_while_saving_leaves_the_encoder_before(tmp_path, monkeypatch)
     with pytest.raises(OSError, match="No space"):
         VisionEncoder(build_backbone("resnet18", image_size=16, width=0.125), 16).save_pretrained(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+_HEAD = {"0.weight": torch.zeros(64, 64), "2.weight": torch.zeros(8, 64)}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:50]),
+        lambda path: path.write_bytes(path.read_bytes()[:-50]),
+        lambda path: save_file(_HEAD, path),
+        lambda path: save_file(_HEAD, path, metadata={"image_size": "big"}),
+        lambda path: save_file({"x": torch.zeros(2)}, path, metadata={"image_size": "16"}),
+        lambda path: save_file(_HEAD | {"0.weight": torch.zeros(2, 2)}, path, metadata={"image_size": "16"}),
+        lambda path: save_file(_HEAD | {"2.weight": torch.zeros(0, 64)}, path, metadata={"image_size": "16"}),
+    ],
+)
+def test_a_damaged_head_is_one_sentence(tmp_path, damage):
+    VisionEncoder(build_backbone("resnet18", image_size=16, width=0.125), 16).save_pretrained(tmp_path)
+    damage(tmp_path / "projection_head.safetensors")
+    with pytest.raises(InputError, match=r"projection_head.safetensors: damaged, .*; remove it") as caught:
+        VisionEncoder.from_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow

@@ -157,6 +157,8 @@ class VisionEncoder(nn.Module):
     def __init__(self, backbone: PreTrainedModel, image_size: int, projection_size: int = 64) -> None:
         """Build a head for the width that the backbone gives to images of this size."""
         super().__init__()
+        if projection_size < 1:
+            raise ValueError(f"projection_size must be at least 1, not {projection_size}")
         self.backbone = backbone
         self.image_size = image_size
         mode = backbone.training
@@ -201,22 +203,28 @@ class VisionEncoder(nn.Module):
             image_size: Side of the images, in pixels. Default: that of the training, else that of the configuration.
 
         Raises:
-            InputError: No image encoder can be loaded there, or its image size is not known.
+            InputError: No image encoder or a damaged head is there, or the image size is not known.
         """
         head = Path(name_or_path, _HEAD_FILE)
         backbone = _load_backbone(str(name_or_path))
-        if image_size is None:
-            image_size = getattr(backbone.config, "image_size", None)
-            if head.is_file():
-                with safe_open(head, "pt") as stored:
-                    image_size = int(stored.metadata()["image_size"])
-        if not isinstance(image_size, int):
-            raise InputError(f"{name_or_path}: for images of which size is this encoder? Name it with --image_size")
         if not head.is_file():
+            size = getattr(backbone.config, "image_size", None) if image_size is None else image_size
+            if not isinstance(size, int):
+                raise InputError(f"{name_or_path}: for images of which size is this encoder? Name it with --image_size")
             logger.warning("%s has no %s: the projection head starts at random", name_or_path, _HEAD_FILE)
-            return cls(backbone, image_size)
-        weights = load_file(head)
-        encoder = cls(backbone, image_size, projection_size=len(weights["2.weight"]))
-        encoder.head.load_state_dict(weights)
+            return cls(backbone, size)
+        try:
+            with safe_open(head, "pt") as stored:
+                size = int(stored.metadata()["image_size"]) if image_size is None else image_size
+            weights = load_file(head)
+            encoder = cls(backbone, size, projection_size=len(weights["2.weight"]))
+            encoder.head.load_state_dict(weights)
+        except InputError:
+            raise
+        except Exception as error:  # as above
+            raise InputError(
+                f"{head}: damaged, or not the head of this encoder ({first_line(error)}); remove it, and name "
+                "--image_size, to use the features alone"
+            ) from error
         encoder.head_is_trained = True
         return encoder
