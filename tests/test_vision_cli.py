@@ -311,6 +311,19 @@ def test_wrong_evaluations_are_one_sentence(source, finished, tmp_path, capfd, w
     assert message in refused(capfd, "vision-eval", *words)
 
 
+def test_vi05_test_images_of_a_class_without_training_images_are_refused(source, finished, tmp_path, capfd):
+    arrays = dict(np.load(source))
+    for name, classes in (("named", arrays["classes"]), ("plain", None)):
+        kept = {key: value for key, value in arrays.items() if key != "classes" or classes is not None}
+        kept["y_train"] = arrays["y_train"] % 2
+        np.savez(tmp_path / name, **kept)
+    for name, missing in (("named", "b"), ("plain", "2")):
+        error = refused(capfd, "vision-eval", finished, "--images", tmp_path / f"{name}.npz")
+        assert f"train has no image of {missing}, which test has" in error
+        vision = command(tmp_path / f"{name}.npz", tmp_path / "run")
+        assert "which test has" in refused(capfd, "vision-train", *vision)
+
+
 def test_options_missing_altogether():
     with pytest.raises(InputError, match="--output_dir is missing"):
         parse_vision_arguments(["--images", "x"])

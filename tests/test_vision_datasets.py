@@ -333,6 +333,31 @@ def test_decoded_images_are_read_once_and_again_when_a_file_changes(tmp_path, mo
     assert not torch.equal(first.images, load_images(folder, "train", cache_dir=tmp_path / "kept").images)
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1, 1.6], "whole numbers"),
+        ([0, 1, float("nan")], "whole numbers"),
+        (["0", "1", "cat"], "cat"),
+        ([0, 1, -1], "labels from -1"),
+        ([0, 1, 2**64 - 1], "whole numbers"),
+        ([], "the split is empty"),
+    ],
+)
+def test_vi06_labels_are_whole_numbers(tmp_path, recwarn, labels, message):
+    images = tiny_images.random_images(len(labels), 4)
+    np.savez(tmp_path / "mine.npz", x_train=images, y_train=np.array(labels))
+    with pytest.raises(InputError, match=f"mine.npz: no images.*{message}"):
+        load_images(tmp_path / "mine.npz", "train")
+    assert not recwarn.list
+
+
+def test_labels_that_are_whole_numbers_in_another_type_are_read(tmp_path):
+    for kind in (float, np.uint8, np.uint64, bool):
+        np.savez(tmp_path / "m.npz", x_train=tiny_images.random_images(2, 4), y_train=np.array([[0], [1]], kind))
+        assert load_images(tmp_path / "m.npz", "train").labels.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("content", [{}, {"notes.txt": "no images"}])
 def test_a_folder_without_images_is_refused(tmp_path, content):
     for name, text in content.items():

@@ -49,6 +49,11 @@ class ImageSet:
     classes: list[str] | None
     name: str
 
+    def __post_init__(self) -> None:
+        """Refuse to hold nothing, such as an empty split."""
+        if not len(self.images):
+            raise ValueError("the split is empty")
+
 
 # What each split of an official download needs; also what tells the data set.
 _LAYOUTS: dict[str, dict[str, list[str]]] = {
@@ -117,7 +122,7 @@ def load_images(
     except InputError:
         raise
     except Exception as error:  # what is damaged makes the readers stumble in every way there is
-        raise InputError(f"{source}: no images can be read there ({first_line(error)})") from error
+        raise InputError(f"{source}: no images can be read there for {split} ({first_line(error)})") from error
 
 
 def _list_files(source: Path) -> _Files:
@@ -305,7 +310,12 @@ def _planes(images: np.ndarray) -> Tensor:
 
 def _labels(labels: Any, count: int, classes: int, first: int = 0) -> Tensor:
     """Count labels from 0, one for each image; `classes` 0 means that their number is not known."""
-    numbers = torch.from_numpy(np.asarray(labels).astype(np.int64).reshape(-1))
+    given = np.asarray(labels)
+    with np.errstate(invalid="ignore"):
+        whole = given.astype(np.int64)
+    if not np.array_equal(whole, given):
+        raise ValueError("labels must be whole numbers")
+    numbers = torch.from_numpy(whole.reshape(-1))
     if len(numbers) != count:
         raise ValueError(f"{len(numbers)} labels for {count} images")
     if count and (numbers.min() < first or (classes and numbers.max() >= first + classes)):

@@ -96,11 +96,19 @@ def load_labelled(images: ImageArguments) -> tuple[ImageSet, ImageSet]:
         InputError: one of them has no labels, or they have different classes.
     """
     bank, test = _load(images, images.bank_split), _load(images, images.test_split)
+    seen: list[set[int]] = []
     for split, part in ((images.bank_split, bank), (images.test_split, test)):
         if part.labels is None or int(part.labels.min()) < 0:
             raise InputError(f"{images.images}: {split} has no labels; name other --bank_split and --test_split")
+        seen.append(set(part.labels.tolist()))
     if bank.classes != test.classes:
         raise InputError(f"{images.images}: the classes of {images.bank_split} and {images.test_split} differ")
+    if unknown := sorted(seen[1] - seen[0]):
+        listed = ", ".join(str(bank.classes[label] if bank.classes else label) for label in unknown[:5])
+        raise InputError(
+            f"{images.images}: {images.bank_split} has no image of {listed}, which {images.test_split} has; no probe "
+            "can learn that"
+        )
     return bank, test
 
 
