@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, TrainingArguments
 
 from simcse_weince.errors import InputError
 from simcse_weince.outputs import shareable
@@ -34,6 +34,43 @@ _NOT_SAVED = ("cache_dir", "output_dir", "overwrite_output_dir", "resume_from_ch
 def option(default: Any, help: str) -> Any:
     """A field of such a dataclass."""
     return field(default=default, metadata={"help": help})
+
+
+def check_numbers(options: Any, smallest: Mapping[str, int], positive: Sequence[str] = ()) -> None:
+    """Refuse numbers that a host would take and then stumble over, or do nothing with.
+
+    Args:
+        options: Holds a number, a list of numbers or None under each name.
+        smallest: Name -> smallest number.
+        positive: Names of those that must be above 0.
+
+    Raises:
+        InputError: A number is out of range, or a seed is none.
+    """
+    for name in (*smallest, *positive):
+        value = getattr(options, name)
+        for number in value if isinstance(value, list) else [] if value is None else [value]:
+            if "seed" in name and number >= 2**32:
+                raise InputError(f"--{name} {number} is not below 2^32")
+            if not math.isfinite(number) or (number <= 0 if name in positive else number < smallest[name]):
+                raise InputError(
+                    f"--{name} {number} is not a number {'above 0' if name in positive else 'in its range'}"
+                )
+
+
+def check_training_numbers(training: TrainingArguments) -> None:
+    """The numbers of every training, as :func:`check_numbers`."""
+    smallest = {
+        "per_device_train_batch_size": 1,
+        "per_device_eval_batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "seed": 0,
+        "data_seed": 0,
+        "weight_decay": 0,
+        "max_grad_norm": 0,
+    }
+    length = "max_steps" if training.max_steps != -1 else "num_train_epochs"
+    check_numbers(training, smallest, ["learning_rate", "eval_steps", "save_steps", "logging_steps", length])
 
 
 class _Parser(HfArgumentParser):

@@ -1,7 +1,6 @@
 """Dataclasses that are the flags, the YAML keys and the saved configuration of a training run, all at once."""
 
 import logging
-import math
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers.training_args import ParallelMode
 
-from simcse_weince.configuration import option, parse_groups
+from simcse_weince.configuration import check_numbers, check_training_numbers, option, parse_groups
 from simcse_weince.errors import InputError
 from simcse_weince.sentence.encoder import PoolerType
 
@@ -215,35 +214,13 @@ def parse_training_arguments(arguments: Sequence[str], prog: str | None = None) 
         raise InputError("--dataset_config_name and --dataset_split belong to --dataset_name, not to --train_file")
     if data.text_column and len(set(data.text_column)) < len(data.text_column):
         raise InputError(f"--text_column names a column twice: {' '.join(data.text_column)}")
-    _check_numbers(groups.training)
+    _check_training(groups.training)
     return groups
 
 
-def _check_numbers(training: SimCSEArguments) -> None:
-    """Refuse numbers that transformers would take and then stumble over, or do nothing with."""
-    smallest = {
-        "per_device_train_batch_size": 1,
-        "per_device_eval_batch_size": 1,
-        "gradient_accumulation_steps": 1,
-        "early_stopping_patience": 1,
-        "seed": 0,
-        "data_seed": 0,
-        "weight_decay": 0,
-        "max_grad_norm": 0,
-    }
-    positive = ["learning_rate", "eval_steps", "save_steps", "logging_steps"]
-    if training.max_steps != -1:
-        positive.append("max_steps")
-    else:
-        positive.append("num_train_epochs")
-    for name in (*smallest, *positive):
-        value = getattr(training, name)
-        if value is None:
-            continue
-        if not math.isfinite(value) or (value <= 0 if name in positive else value < smallest[name]):
-            raise InputError(f"--{name} {value} is not a number {'above 0' if name in positive else 'in its range'}")
-        if name.endswith("seed") and value >= 2**32:
-            raise InputError(f"--{name} {value} is not below 2^32")
+def _check_training(training: SimCSEArguments) -> None:
+    check_training_numbers(training)
+    check_numbers(training, {"early_stopping_patience": 1})
     if training.early_stopping_patience is not None and training.eval_strategy == "no":
         raise InputError("--early_stopping_patience needs evaluations; remove --eval_strategy no")
     if training.greater_is_better is False:

@@ -10,7 +10,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.training_args import ParallelMode
 
-from simcse_weince.configuration import option, parse_groups
+from simcse_weince.configuration import check_numbers, check_training_numbers, option, parse_groups
 from simcse_weince.criterion import InfoNCE, ReleasedWeince, Weince
 from simcse_weince.errors import InputError
 from simcse_weince.sentence.arguments import TailArguments, has_fast_bfloat16
@@ -40,6 +40,7 @@ class ImageArguments:
         """Refuse to do without images."""
         if not self.images:
             raise InputError("--images is missing: a folder of images, or the id of a Hugging Face data set")
+        check_numbers(self, {"image_size": 1})
 
     def view_options(self) -> ViewOptions:
         """The recipe with what ``views`` changes.
@@ -62,6 +63,10 @@ class EncoderArguments:
     )
     width: float = option(1.0, "Factor on the channels of a named encoder, such as 0.25 for a CPU")
     projection_size: int = option(64, "Width of the projection that the criterion compares")
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that make no encoder."""
+        check_numbers(self, {"projection_size": 1}, ["width"])
 
 
 @dataclass
@@ -97,6 +102,10 @@ class EvaluationArguments:
     device: str | None = option(None, "cpu, cuda, cuda:1, mps; default: the first GPU if there is one")
     features: str | None = option(None, "Folder for the features and labels of bank and test images, as .npy")
     output: str | None = option(None, "JSON file for every score with its protocol")
+
+    def __post_init__(self) -> None:
+        """Refuse no images at a time."""
+        check_numbers(self, {"batch_size": 1})
 
 
 @dataclass
@@ -156,8 +165,8 @@ class VisionArguments(TrainingArguments):
             self._n_gpu = 1  # DataParallel, which nobody asked for, would see too few negatives
         if lars and given is None:
             self.learning_rate = 0.3 * self.per_device_train_batch_size * self.world_size / 256
-        if not self.learning_rate > 0 or self.per_device_train_batch_size < 2:
-            raise InputError("--learning_rate must be above 0, and --per_device_train_batch_size at least 2")
+        check_training_numbers(self)
+        check_numbers(self, {"per_device_train_batch_size": 2})
 
 
 class VisionGroups(NamedTuple):

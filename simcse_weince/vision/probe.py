@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from simcse_weince.configuration import check_numbers
 from simcse_weince.errors import InputError
 from simcse_weince.vision.views import evaluation_view
 
@@ -65,9 +66,7 @@ class ProbeOptions:
         """Refuse what makes no sense."""
         if set(self.probes) - {"knn", "linear", "lbfgs"} and self.probes != ["none"]:
             raise InputError(f"--probes {' '.join(self.probes)}: choose from knn, linear, lbfgs, or none")
-        for name in ("probe_epochs", "probe_learning_rate", "knn", "knn_temperature"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"--{name} {getattr(self, name)} is not above 0")
+        check_numbers(self, {"probe_seeds": 0}, ["probe_epochs", "probe_learning_rate", "knn", "knn_temperature"])
 
 
 @torch.no_grad()
