@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from simcse_weince.errors import InputError
 from simcse_weince.vision.views import TwoViews, ViewOptions, evaluation_view
 
 STILL = {"crop_scale": (1, 1), "flip": 0, "jitter_probability": 0, "gray_probability": 0}
@@ -230,9 +231,18 @@ def test_vi07_the_evaluation_view_is_the_image_and_nothing_random():
         ("crop_scale", (0, 1)),
         ("jitter", (0.8, 0.8, 0.8)),
         ("jitter", (0.8, 0.8, 0.8, 0.6)),
+        ("jitter", (float("inf"), 0.8, 0.8, 0.2)),
         ("normalize", [[0.5, 0.5, 0.5]]),
+        ("normalize", [[0.5, 0.5, 0.5], [0.2, 0, 0.2]]),
+        ("normalize", [[0.5, 0.5, float("nan")], [0.2, 0.2, 0.2]]),
     ],
 )
 def test_options_out_of_range_are_refused_by_name(name, value):
     with pytest.raises(ValueError, match=name):
         ViewOptions(**{name: value})
+
+
+def test_one_pixel_cannot_be_blurred():
+    TwoViews(ViewOptions(), 1)
+    with pytest.raises(InputError, match="blur_probability"):
+        TwoViews(ViewOptions(blur_probability=0.5), 1)

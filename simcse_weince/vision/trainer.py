@@ -15,6 +15,7 @@ from transformers import Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from simcse_weince.criterion import InfoNCE
+from simcse_weince.errors import InputError
 from simcse_weince.gather import Shard
 from simcse_weince.sentence.trainer import loss_stats, with_stats
 from simcse_weince.vision.arguments import VisionArguments
@@ -78,6 +79,26 @@ class Lars(torch.optim.Optimizer):
                 velocity = state["velocity"] = state.get("velocity", torch.zeros_like(weight)).mul_(group["momentum"])
                 weight.sub_(velocity.add_(step, alpha=group["lr"]))
         return loss
+
+
+def knn_split(known: ImageSet, images: int) -> tuple[Tensor, Tensor]:
+    """Rows of the labelled training images, at most so many, that are bank and queries of the score during training.
+
+    Raises:
+        InputError: No class has an image for each.
+    """
+    if known.labels is None:
+        raise ValueError("eval_dataset must have labels")
+    rows = torch.arange(len(known.labels))
+    if len(rows) > images:
+        rows = stratified_split(known.labels, images / len(rows), _KNN_SPLIT_SEED)[1]
+    bank, queries = (rows[part] for part in stratified_split(known.labels[rows], 0.2, _KNN_SPLIT_SEED))
+    if not len(queries):
+        raise InputError(
+            f"--knn_images {images} leaves no class with two images, one to look for the other; raise it, give more "
+            "images, or say --eval_strategy no"
+        )
+    return bank, queries
 
 
 class VisionTrainer(Trainer):
@@ -163,15 +184,12 @@ class VisionTrainer(Trainer):
         return metrics
 
     def _knn_accuracy(self, known: ImageSet) -> float:
-        if known.labels is None:
-            raise ValueError("eval_dataset must have labels")
-        rows = torch.arange(len(known.labels))
-        if len(rows) > self.args.knn_images:
-            rows = stratified_split(known.labels, self.args.knn_images / len(rows), _KNN_SPLIT_SEED)[1]
+        parts = knn_split(known, self.args.knn_images)
+        rows, sizes = torch.cat(parts), [len(part) for part in parts]
         batch_size = self.args.per_device_eval_batch_size
         features = extract_features(self.encoder, known.images[rows], normalize=self.normalize, batch_size=batch_size)
-        images = Labelled(features, known.labels[rows].to(features.device))
-        bank, queries = map(images.rows, stratified_split(images.labels, 0.2, _KNN_SPLIT_SEED))
+        labels = torch.as_tensor(known.labels)[rows].to(features.device)
+        bank, queries = map(Labelled, features.split(sizes), labels.split(sizes))
         return knn_scores(bank, queries, k=min(50, len(bank.labels)))["accuracy"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -15,7 +15,7 @@ from simcse_weince.vision.arguments import ImageArguments, VisionGroups
 from simcse_weince.vision.backbones import BACKBONES, VisionEncoder, build_backbone
 from simcse_weince.vision.datasets import ImageSet, load_images
 from simcse_weince.vision.probe import Labelled, ProbeOptions, extract_features, run_probes
-from simcse_weince.vision.trainer import VisionTrainer
+from simcse_weince.vision.trainer import VisionTrainer, knn_split
 from simcse_weince.vision.views import TwoViews
 
 # What may differ when a checkpoint goes on; another encoder, loss, batch or image would make it no run at all.
@@ -55,14 +55,17 @@ def train(groups: VisionGroups) -> dict[str, Any]:
             f"{groups.images.images}: {len(images.images)} images are fewer than a batch of {needed}; lower "
             "--per_device_train_batch_size"
         )
+    if arguments.eval_strategy != "no":
+        knn_split(bank, arguments.knn_images)  # finds out now that it cannot
+    size = groups.images.image_size or images.images.shape[-1]
+    views = TwoViews(view_options, size)
     with run_folder.only_writer(arguments):
         set_seed(arguments.seed)
-        size = groups.images.image_size or images.images.shape[-1]
         try:
             backbone = build_backbone(start, image_size=size, width=groups.encoder.width)
             encoder = VisionEncoder(backbone, size, groups.encoder.projection_size)
             trainer = VisionTrainer(
-                encoder, arguments, views=TwoViews(view_options, size), criterion=criterion, train_dataset=images,
+                encoder, arguments, views=views, criterion=criterion, train_dataset=images,
                 eval_dataset=bank, gather=groups.loss.gather_across_devices, normalize=view_options.normalize,
             )  # fmt: skip
         except (ValueError, ImportError, RuntimeError) as error:

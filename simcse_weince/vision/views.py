@@ -8,6 +8,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
+from simcse_weince.errors import InputError
+
 _LUMA = (0.299, 0.587, 0.114)
 _ASPECT = (3 / 4, 4 / 3)
 _TRIES = 10
@@ -45,10 +47,12 @@ class ViewOptions:
                 raise ValueError(f"{name} must be a probability, not {getattr(self, name)}")
         if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise ValueError(f"crop_scale must be two shares 0 < smallest <= largest <= 1, not {self.crop_scale}")
-        if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > 0.5:
+        if len(self.jitter) != 4 or not all(0 <= value < math.inf for value in self.jitter) or self.jitter[3] > 0.5:
             raise ValueError(f"jitter must be four strengths, the last at most 0.5, not {self.jitter}")
-        if self.normalize is not None and [len(values) for values in self.normalize] != [3, 3]:
-            raise ValueError(f"normalize must be three means and three deviations, not {self.normalize}")
+        if self.normalize is not None:
+            finite = all(math.isfinite(value) for values in self.normalize for value in values)
+            if [len(values) for values in self.normalize] != [3, 3] or not finite or min(self.normalize[1]) <= 0:
+                raise ValueError(f"normalize must be three means and three deviations above 0, not {self.normalize}")
 
 
 class TwoViews:
@@ -57,10 +61,15 @@ class TwoViews:
     Args:
         options: How a view is drawn.
         image_size: Side of the square views, in pixels.
+
+    Raises:
+        InputError: Views of one pixel are to be blurred.
     """
 
     def __init__(self, options: ViewOptions, image_size: int) -> None:
         """Keep the options."""
+        if options.blur_probability and image_size < 2:
+            raise InputError("blur_probability: views of 1 pixel cannot be blurred; name a larger --image_size")
         self.options = options
         self.image_size = image_size
 
