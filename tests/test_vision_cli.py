@@ -317,6 +317,10 @@ def test_wrong_options_are_one_sentence(source, tmp_path, capfd, words, message)
         (["{finished}", "--images", "{source}", "--output", "{place}"], "--output cannot be written"),
         (["{finished}", "--images", "{source}", "--batch_size", "0"], "--batch_size 0"),
         (["{finished}", "--images", "{source}", "--batch_size", "-3"], "--batch_size -3"),
+        (["{finished}", "--images", "{source}", "--device", "meta"], "--device meta"),
+        # Before the images are read and the encoder is loaded, which are not there.
+        (["nowhere", "--images", "nowhere.npz", "--device", "meta"], "--device meta"),
+        (["nowhere", "--images", "nowhere.npz", "--features", "{source}"], "--features cannot be written"),
         (["{finished}", "--images", "{source}", "--image_size", "0"], "--image_size 0"),
     ],
 )

@@ -10,8 +10,8 @@ from simcse_weince.commands.shared_options import (
     add_encoder_options,
     at_least,
     check_output,
+    chosen_device,
     load_encoder,
-    on_chosen_device,
 )
 from simcse_weince.errors import InputError
 
@@ -189,11 +189,12 @@ def _encode_images(model: str, options: argparse.Namespace) -> tuple[Any, Any, A
     from simcse_weince.vision.datasets import load_images
 
     view_options = ImageArguments(images=options.images, views=saved_options(model).get("views")).view_options()
+    device = chosen_device(options.device)
     encoder = VisionEncoder.from_pretrained(model, image_size=options.image_size)
     images = load_images(
         options.images, options.split, image_size=encoder.image_size, cache_dir=options.cache_dir
     ).images
-    images, on_device = images[: options.max_samples], on_chosen_device(encoder, options.device)
+    images, on_device = images[: options.max_samples], encoder.to(device)
     keys = torch.tensor([hash(image.numpy().tobytes()) for image in images])
     rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(options.seed))[: options.view_anchors]
     embeddings, first, second = (

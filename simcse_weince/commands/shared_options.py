@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from simcse_weince.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
+
     from simcse_weince.sentence.encoder import SimCSEEncoder
-    from simcse_weince.vision.backbones import VisionEncoder
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -91,14 +92,16 @@ def load_encoder(model: str, options: argparse.Namespace) -> "SimCSEEncoder":
     return build_encoder(model, **{name: getattr(options, name) for name in names})
 
 
-def on_chosen_device(encoder: "VisionEncoder", device: str | None) -> "VisionEncoder":
-    """Move an encoder of images to ``--device``, or to the first accelerator if there is one."""
+def chosen_device(device: str | None) -> "torch.device":
+    """The device that ``--device`` names, or the first accelerator if there is one, tried out."""
     import torch
 
     try:
-        return encoder.to(torch.device(device or torch.accelerator.current_accelerator() or "cpu"))
+        chosen = torch.device(device or torch.accelerator.current_accelerator() or "cpu")
+        torch.ones(1, device=chosen).item()
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"--device {device} cannot be used; leave it out or say cpu") from error
+    return chosen
 
 
 def check_finite(model: str, finite: bool) -> None:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simcse_weince.commands.shared_options import check_output, on_chosen_device
+from simcse_weince.commands.shared_options import check_output, chosen_device
 from simcse_weince.errors import InputError
 
 
@@ -31,13 +31,15 @@ def run(arguments: Sequence[str]) -> None:
     )
     normalize = images.view_options().normalize
     check_output(options.output)
+    check_output(options.features and f"{options.features}/train_features.npy", "--features")
+    device = chosen_device(options.device)
 
     from simcse_weince.outputs import shown_name, versions, write_json
     from simcse_weince.vision.backbones import VisionEncoder
     from simcse_weince.vision.training_run import load_labelled, score
 
     bank, test = load_labelled(images)
-    encoder = on_chosen_device(VisionEncoder.from_pretrained(model, image_size=images.image_size), options.device)
+    encoder = VisionEncoder.from_pretrained(model, image_size=images.image_size).to(device)
     record = score(encoder, bank, test, probes, normalize, options.batch_size, options.features)
     sys.stdout.write(format_scores(record["scores"]))
     if options.output:
