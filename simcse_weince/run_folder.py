@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import yaml
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -71,6 +73,12 @@ def checkpoint_to_resume(arguments: Any, start: str | None) -> Path | None:
         checkpoint = Path(wish)
         if not is_complete_checkpoint(checkpoint):
             raise InputError(f"{wish}: not a complete checkpoint; name one, or use --resume_from_checkpoint last")
+    damaged = [path for path in checkpoint.rglob("*") if not _is_whole(path)] if checkpoint else []
+    if checkpoint and damaged:
+        raise InputError(
+            f"{damaged[0]} is damaged; remove {checkpoint.name}, and --resume_from_checkpoint last goes on from the "
+            "checkpoint before it, or from the beginning"
+        )
     if _of_this_run(checkpoint, output_dir):
         return checkpoint
     if not last:
@@ -85,6 +93,19 @@ def checkpoint_to_resume(arguments: Any, start: str | None) -> Path | None:
     if start and source.exists() and cleared == output_dir.resolve():
         raise InputError(f"{start}: a new run would clear away the encoder it starts from; choose another --output_dir")
     return checkpoint
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file of weights or states ends where it should: the hosts find out only after the encoder is built."""
+    if path.suffix in (".pt", ".pth"):
+        return zipfile.is_zipfile(path)
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt"):
+                pass
+    except SafetensorError:
+        return False
+    return True
 
 
 def _of_this_run(checkpoint: Path | None, output_dir: Path) -> bool:
@@ -105,9 +126,11 @@ def check_same_run(checkpoint: Path, chosen: Mapping[str, Any], belongs: Callabl
     try:
         before = yaml.safe_load((checkpoint.parent / _CONFIG_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
+        before = None
+    if not isinstance(before, dict):
         logger.warning("%s: nothing tells which run this is of, so nothing is compared", checkpoint.name)
         return
-    for name in sorted(filter(belongs, before.keys() | chosen.keys())):
+    for name in sorted(filter(belongs, {*map(str, before), *chosen})):
         if before.get(name) != chosen.get(name):
             raise InputError(
                 f"{checkpoint}: was written with --{name} {before.get(name, 'by default')}, not "

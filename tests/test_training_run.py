@@ -524,6 +524,14 @@ def test_resume_skips_a_checkpoint_that_was_being_written(place):
     assert last_complete_checkpoint(place / "out").name == "checkpoint-4"
 
 
+def test_resume_from_a_damaged_checkpoint_is_one_sentence(place, capfd):
+    run(place, "--max_steps", "2")
+    path = place / "out" / "checkpoint-2" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-20])
+    error = refused(place, capfd, "--resume_from_checkpoint", "last")
+    assert "checkpoint-2/model.safetensors is damaged; remove checkpoint-2" in error
+
+
 def test_compliance_10_la04_state_of_the_loss_and_of_the_head_survive(place):
     """A loss with a running average: 4 steps equal 2 steps, a stop, and 2 more from the checkpoint."""
 

@@ -182,6 +182,27 @@ def test_resume_refuses_another_run(source, finished, capfd):
     assert "--views" in refused(capfd, "vision-train", *words, "--views", '{"flip": 0.0}')
 
 
+@pytest.mark.parametrize("content", ["", "- a list", "a: [1", "1: 2"])
+def test_resume_beside_a_damaged_configuration(source, finished, tmp_path, caplog, content):
+    """It tells nothing about the run, and no mapping of options is expected of it."""
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "training_config.yaml").write_text(content)
+    words = command(source, tmp_path / "run", "--resume_from_checkpoint", "last", "--probes", "none")
+    assert main(["vision-train", *words]) == (0 if content != "1: 2" else 2)
+    assert "nothing is compared" in caplog.text or content == "1: 2"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "loss_state.safetensors", "optimizer.pt", "rng_state.pth"])
+@pytest.mark.parametrize("wish", ["last", "{folder}/checkpoint-3"])
+def test_resume_from_a_damaged_checkpoint_is_one_sentence(source, tmp_path, capfd, name, wish):
+    words = command(source, tmp_path / "run", "--loss", "released", "--probes", "none")
+    vision_train.run(words)
+    damaged = tmp_path / "run" / "checkpoint-3" / name
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    error = refused(capfd, "vision-train", *words, "--resume_from_checkpoint", wish.format(folder=tmp_path / "run"))
+    assert f"checkpoint-3/{name} is damaged" in error and "remove checkpoint-3" in error
+
+
 def test_options_of_the_views_reach_the_training(source, tmp_path, monkeypatch):
     seen = []
 
