@@ -358,6 +358,12 @@ def test_labels_that_are_whole_numbers_in_another_type_are_read(tmp_path):
         assert load_images(tmp_path / "m.npz", "train").labels.tolist() == [0, 1]
 
 
+def test_the_chosen_cache_is_the_only_one(tmp_path):
+    root = tiny_images.write_class_folders(tmp_path / "pets", {"train/dog": 2, "train/cat": 2})
+    load_images(root, "train", cache_dir=tmp_path / "kept")
+    assert (tmp_path / "kept").is_dir() and not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize("content", [{}, {"notes.txt": "no images"}])
 def test_a_folder_without_images_is_refused(tmp_path, content):
     for name, text in content.items():

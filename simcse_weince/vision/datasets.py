@@ -88,8 +88,8 @@ def load_images(
         split: "train", "test" or "unlabeled".
         image_size: Side in pixels of the square to which image files are resized as they are decoded; None keeps their
             size, which then must be one for all. Official arrays are kept as they are.
-        cache_dir: Where decoded images are kept, to be mapped by later runs and other processes. Default:
-            ``simcse_weince`` in the cache folder of `datasets`.
+        cache_dir: Where downloads and decoded images are kept, to be mapped by later runs and other processes.
+            Default: the cache folder of `datasets`, and ``simcse_weince`` in it.
 
     Raises:
         InputError: The layout is not known, partial or wrong; the message names what is missing.
@@ -97,9 +97,10 @@ def load_images(
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
     path, cache = Path(source), Path(cache_dir or Path(datasets.config.HF_DATASETS_CACHE, "simcse_weince"))
+    kept = {"cache_dir": str(cache_dir)} if cache_dir else {}
     try:
         if not path.exists():
-            return _read_dataset(str(source), {"path": str(source)}, split, image_size, cache)
+            return _read_dataset(str(source), {"path": str(source), **kept}, split, image_size, cache)
         if path.suffix == ".npz":
             return _read_npz(path, split)
         files = _list_files(path)
@@ -118,7 +119,7 @@ def load_images(
             return _read_official(name, below, path / folder, split, image_size, cache)
         kind = "parquet" if any(file.endswith(".parquet") for file in files) else "imagefolder"
         builder = {"path": str(path)} if kind == "parquet" else {"path": kind, "data_dir": str(path)}
-        return _read_dataset(str(path), builder, split, image_size, cache)
+        return _read_dataset(str(path), {**builder, **kept}, split, image_size, cache)
     except InputError:
         raise
     except Exception as error:  # what is damaged makes the readers stumble in every way there is
