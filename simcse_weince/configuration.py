@@ -135,8 +135,9 @@ def parse_groups(
     for name, value in vars(namespace).items():
         if isinstance(value, float) and not math.isfinite(value):  # which no run.json could hold
             raise InputError(f"--{name} {value} is not a finite number")
+    defaults = parser.parse_known_args([])[0]  # converted as all values are: "no" of a switch is False
     chosen = {name: shareable(value) for name, value in vars(namespace).items()
-              if name in known and name not in _NOT_SAVED and value != parser.get_default(name)}  # fmt: skip
+              if name in known and name not in _NOT_SAVED and value != getattr(defaults, name)}  # fmt: skip
     return [*parsed, chosen]
 
 

@@ -169,6 +169,8 @@ def test_resume_is_the_same_run(source, tmp_path):
     (tmp_path / "again" / "run.json").unlink()
     for name in ("checkpoint-9/trainer_state.json", "checkpoint-6/trainer_state.json"):  # as if killed while saving
         (tmp_path / "again" / name).unlink()
+    with (tmp_path / "again" / "training_config.yaml").open("a") as config:
+        config.write("include_num_input_tokens_seen: false\n")  # as earlier releases wrote, and nobody had set
     vision_train.run(command(source, tmp_path / "again", *extra, "--resume_from_checkpoint", "last"))
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "again"))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
@@ -361,6 +363,11 @@ def test_vi05_test_images_of_a_class_without_training_images_are_refused(source,
         assert f"train has no image of {missing}, which test has" in error
         vision = command(tmp_path / f"{name}.npz", tmp_path / "run")
         assert "which test has" in refused(capfd, "vision-train", *vision)
+
+
+def test_what_nobody_set_is_not_recorded():
+    words = ["--images", "x", "--output_dir", "y", "--probe_epochs", "7"]
+    assert parse_vision_arguments(words).chosen == {"images": "x", "probe_epochs": 7}
 
 
 def test_options_missing_altogether():
