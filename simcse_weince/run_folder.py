@@ -81,13 +81,16 @@ def checkpoint_to_resume(arguments: Any, start: str | None) -> Path | None:
         )
     if _of_this_run(checkpoint, output_dir):
         return checkpoint
+    # One that was killed before its first checkpoint starts again, as a study that was killed does.
+    earlier = (output_dir / "run.json").exists()
     if not last:
-        earlier = any((output_dir / name).exists() for name in ("modules.json", "run.json"))
-        if (earlier or last_complete_checkpoint(output_dir)) and not arguments.overwrite_output_dir:
-            raise InputError(
-                f"{output_dir}: holds an earlier run; continue it with --resume_from_checkpoint last, "
-                "replace it with --overwrite_output_dir, or choose another --output_dir"
-            )
+        earlier = earlier or (output_dir / "modules.json").exists() or bool(_checkpoints(output_dir))
+    if earlier and not arguments.overwrite_output_dir:
+        goes_on = "continue it with --resume_from_checkpoint last" if _checkpoints(output_dir) else "keep it"
+        raise InputError(
+            f"{output_dir}: holds an earlier run; {goes_on}, replace it with --overwrite_output_dir, or choose another "
+            "--output_dir"
+        )
     source = Path(start or "").resolve()
     cleared = source.parent if source.name.startswith(PREFIX_CHECKPOINT_DIR) else source
     if start and source.exists() and cleared == output_dir.resolve():
@@ -131,7 +134,8 @@ def check_same_run(checkpoint: Path, chosen: Mapping[str, Any], belongs: Callabl
         logger.warning("%s: nothing tells which run this is of, so nothing is compared", checkpoint.name)
         return
     for name in sorted(filter(belongs, {*map(str, before), *chosen})):
-        if before.get(name) != chosen.get(name):
+        # Of a folder that was given by an absolute path only the name was kept.
+        if len({str(options.get(name)).rpartition("/")[2] for options in (before, chosen)}) > 1:
             raise InputError(
                 f"{checkpoint}: was written with --{name} {before.get(name, 'by default')}, not "
                 f"{chosen.get(name, 'by default')}; resume with the same, or start in another --output_dir"
@@ -202,7 +206,7 @@ def prepare(output_dir: Path, chosen: Mapping[str, Any], checkpoint: Path | None
     """
     new = not _of_this_run(checkpoint, output_dir)
     leftovers = [*output_dir.glob(".saving-*"), *output_dir.glob("checkpoint-*/.saving-*")]
-    for folder in leftovers + ([*output_dir.glob("checkpoint-*")] if new else []):
+    for folder in leftovers + ([*_checkpoints(output_dir).values()] if new else []):
         shutil.rmtree(folder)
     for path in [path for pattern in _RESULTS for path in output_dir.glob(pattern)] if new else []:
         path.unlink()
@@ -271,9 +275,12 @@ def is_complete_checkpoint(folder: Path) -> bool:
 
 def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     """The newest checkpoint that a training can go on from, or None."""
-    steps = {}
-    for folder in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        step = folder.name.rsplit("-", 1)[-1]
-        if step.isdigit() and is_complete_checkpoint(folder):
-            steps[int(step)] = folder
-    return steps[max(steps)] if steps else None
+    checkpoints = _checkpoints(Path(output_dir))
+    complete = [step for step, folder in checkpoints.items() if is_complete_checkpoint(folder)]
+    return checkpoints[max(complete)] if complete else None
+
+
+def _checkpoints(output_dir: Path) -> dict[int, Path]:
+    """The checkpoints by their steps, half-written ones too; other folders of such a name are not ours."""
+    folders = {folder.name.rpartition("-")[2]: folder for folder in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")}
+    return {int(step): folder for step, folder in folders.items() if step.isdecimal() and folder.is_dir()}

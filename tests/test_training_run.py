@@ -571,6 +571,30 @@ def test_compliance_02_la05_evaluation_leaves_the_loss_alone(place):
     assert all(torch.equal(before[name], tensor) for name, tensor in loss.state_dict().items())
 
 
+@pytest.mark.parametrize("left", ["checkpoint-100/model.safetensors", "run.json"])
+def test_what_an_earlier_run_left_is_not_cleared_unasked(place, capfd, left):
+    """As by a run that was killed in its first checkpoint, or whose checkpoints somebody removed."""
+    kept = place / "out" / left
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    words = [] if "checkpoint" in left else ["--resume_from_checkpoint", "last"]
+    assert "holds an earlier run" in refused(place, capfd, *words)
+    assert kept.exists()
+
+
+def test_what_is_no_checkpoint_is_left_alone(place):
+    for name in ("checkpoint-best", "checkpoint-notes.txt"):
+        (place / "out" / name).mkdir(parents=True)
+    run(place, "--overwrite_output_dir", "--max_steps", "2")
+    assert (place / "out" / "checkpoint-best").is_dir() and (place / "out" / "checkpoint-notes.txt").is_dir()
+
+
+def test_the_encoder_may_be_named_by_another_path_on_resume(place, monkeypatch):
+    monkeypatch.chdir(place)
+    run(place, "--max_steps", "2", "--model_name_or_path", "./encoder")
+    assert run(place, "--max_steps", "4", "--resume_from_checkpoint", "last").steps == 4
+
+
 def test_an_earlier_run_is_not_overwritten(place, capfd):
     run(place)
     stamp = (place / "out" / "model.safetensors").stat().st_mtime_ns
