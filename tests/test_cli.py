@@ -116,8 +116,13 @@ def test_encode_keeps_blank_lines_of_tables(place, tiny_bert, name, text):
 
 def test_what_is_read_is_not_written_over(place, tiny_bert, capfd):
     (place / "link.tsv").symlink_to(place / "pairs.tsv")
-    for words in (["evaluate", tiny_bert, "--pairs", place / "pairs.tsv", "--output", place / "link.tsv"],
-                  ["encode", tiny_bert, place / "text.txt", "--output", place / "text.txt"]):  # fmt: skip
+    pairs, text = place / "pairs.tsv", place / "text.txt"
+    for words in (["evaluate", tiny_bert, "--pairs", pairs, "--output", place / "link.tsv"],
+                  ["encode", tiny_bert, text, "--output", text],
+                  ["search", tiny_bert, pairs, "--pool", text, "--json", text],
+                  ["diagnose", tiny_bert, text, "--report", text],
+                  ["compare", "--study", text, "--output", text],
+                  ["vision-eval", tiny_bert, "--images", text, "--output", text]):  # fmt: skip
         assert "would replace what is read" in refused(capfd, *words)
     assert (place / "pairs.tsv").read_text() == PAIRS and "dog" in (place / "text.txt").read_text()
 

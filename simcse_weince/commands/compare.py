@@ -17,9 +17,9 @@ def run(arguments: Sequence[str]) -> None:
     options = parser.parse(arguments)
     if bool(options.runs) == bool(options.study) or (options.output and not options.study):
         raise InputError("give either RUN_DIRs or --study DIR; --output goes with --study")
-    check_output(options.report, "--report")
+    check_output(options.report, "--report", [options.study])
     if options.study:
-        check_output(options.output)
+        check_output(options.output, inputs=[options.study])
         _compare_study(options.study, options.report, options.output)
         return
 

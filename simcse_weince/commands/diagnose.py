@@ -60,7 +60,9 @@ def run(arguments: Sequence[str]) -> None:
     parser.set_defaults(batch_size=32)
     options = parser.parse(arguments)
     for name in ("report", "json"):
-        check_output(getattr(options, name), f"--{name}")
+        check_output(
+            getattr(options, name), f"--{name}", [options.model, options.data, options.images, *options.compare]
+        )
     check_output(options.plots and f"{options.plots}/figure.png", "--plots")
     if not 0.9 <= options.quantile <= 0.9995:
         raise InputError(f"--quantile {options.quantile} is not between 0.9 and 0.9995")

@@ -104,7 +104,7 @@ def _check(options: Namespace) -> None:
     if options.pool_column and not options.pool:
         raise InputError("--pool_column goes with --pool; give both, or leave it out")
     for name in ("json", "plot", "report"):
-        check_output(getattr(options, name), f"--{name}")
+        check_output(getattr(options, name), f"--{name}", [*options.pairs, *(options.pool or [])])
     for module, wanted, remedy in (
         ("matplotlib", options.plot or options.report, "simcse-weince[report]"),
         ("faiss", options.faiss_index is not None, "faiss-cpu"),

@@ -30,7 +30,7 @@ def run(arguments: Sequence[str]) -> None:
         saved_options(model),
     )
     normalize = images.view_options().normalize
-    check_output(options.output)
+    check_output(options.output, inputs=[images.images])
     check_output(options.features and f"{options.features}/train_features.npy", "--features")
     device = chosen_device(options.device)
 
