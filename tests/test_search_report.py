@@ -204,7 +204,7 @@ def test_command_measures_a_model_and_writes_its_files(
         (["pairs.tsv", "--pool", "pool.txt", "--tolerance", "nan"], "--tolerance must be a positive number"),
         (["pairs.tsv", "--pool", "pool.txt", "--tolerance", "1e-300"], "--tolerance must be at least 1e-12"),
         (["pairs.tsv", "--pool", "pool.txt", "--max_k", "0"], "max_k"),
-        (["pairs.tsv", "--pool", "pool.txt", "--max_k", str(2**70)], "--max_k must be at most 2^53"),
+        (["pairs.tsv", "--pool", "pool.txt", "--max_k", str(2**60)], "--max_k must be at most 2^53"),
         (["pairs.tsv", "--pool", "pool.txt", "--json", "/"], "--json cannot be written"),
     ],
 )
