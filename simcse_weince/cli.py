@@ -10,7 +10,7 @@ import simcse_weince
 from simcse_weince.errors import InputError
 
 # Command -> what it does. Each is a module of simcse_weince.commands with a function run(arguments).
-_COMMANDS = {
+COMMANDS = {
     "train": "train a sentence encoder on sentences (or pairs) without labels",
     "evaluate": "score an encoder on STS-Benchmark, the SimCSE suite, or your own graded pairs",
     "encode": "turn a file of sentences into an array of embeddings",
@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if arguments else 2
     _set_up_logging()
     try:
-        if arguments[0] not in _COMMANDS:
-            raise InputError(f"unknown command {arguments[0]}; choose one of {', '.join(_COMMANDS)}")
+        if arguments[0] not in COMMANDS:
+            raise InputError(f"unknown command {arguments[0]}; choose one of {', '.join(COMMANDS)}")
         import_module(f"simcse_weince.commands.{arguments[0].replace('-', '_')}").run(arguments[1:])
     except InputError as error:
         sys.stderr.write(f"simcse-weince: error: {error}\n")
@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overview() -> str:
-    width = max(map(len, _COMMANDS))
-    lines = [f"  {name:<{width}}  {purpose}" for name, purpose in _COMMANDS.items()]
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {purpose}" for name, purpose in COMMANDS.items()]
     return "\n".join([
         "usage: simcse-weince COMMAND [options]", "", *lines, "",
         "simcse-weince COMMAND --help lists the options of a command; simcse-weince --version prints the version.", "",

@@ -150,6 +150,8 @@ def test_a_record_that_holds_a_token_of_the_hub_is_still_read(tmp_path):
         ({"evaluations": {"a": "evaluate {run"}}, "evaluation a: "),
         ({"evaluations": {"a": "evaluate {}"}}, "evaluation a: "),
         ({"evaluations": {"a": ""}}, "evaluation a: "),
+        ({"evaluations": {"a": "evalute {run}"}}, "evaluation a: .*no command 'evalute' among train, evaluate"),
+        ({"command": "trian"}, "no command 'trian' among train, evaluate"),
         ({"evaluations": {"suite": "evaluate {run} --data_dir {data_dir}"}}, "evaluation suite: .*data_dir"),
         # An option that is fixed for one arm only is no option of every run.
         ({"evaluations": {"a": "evaluate {run} --x {gate}"}}, "evaluation a: .* for infonce .*gate"),
