@@ -15,7 +15,15 @@ import torch
 import yaml
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -227,7 +235,7 @@ def train_or_resume(trainer: Trainer, checkpoint: Path | None) -> None:
         logger.info("resuming from %s", checkpoint.name)
         trainer.args.eval_on_start = False
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        if state.global_step < _planned_steps(trainer):
+        if not _out_of_patience(trainer, state) and state.global_step < _planned_steps(trainer):
             trainer.save_metrics("train", trainer.train(resume_from_checkpoint=str(checkpoint)).metrics)
         else:
             # Stopped after its last step, perhaps before it was saved: another step would make it another run.
@@ -240,6 +248,16 @@ def train_or_resume(trainer: Trainer, checkpoint: Path | None) -> None:
     model: Any = trainer.model
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
         raise InputError("the training diverged: weights are not finite, and are not saved; lower --learning_rate")
+
+
+def _out_of_patience(trainer: Trainer, state: TrainerState) -> bool:
+    """Give early stopping the count of the checkpoint, which the host does not; tell whether it has ended the run."""
+    found = [one for one in trainer.callback_handler.callbacks if isinstance(one, EarlyStoppingCallback)]
+    callbacks: Any = state.stateful_callbacks  # a mapping, other than the host annotates
+    for one in found:
+        kept = callbacks.get(type(one).__name__, {}).get("attributes", {})
+        one.early_stopping_patience_counter = kept.get("early_stopping_patience_counter", 0)
+    return any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in found)
 
 
 def _planned_steps(trainer: Trainer) -> float:

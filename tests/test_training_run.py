@@ -403,6 +403,30 @@ def test_tr06_a_stream_is_resumed(place, capfd):
     assert_equal_runs(place, "whole", "parts")
 
 
+@pytest.mark.parametrize("stop", [2, 4, 6])
+def test_tr06_patience_is_resumed(place, monkeypatch, stop):
+    """Two evaluations in a row without a better score end the run, with a stop between them, after them, or none."""
+    monkeypatch.setattr("simcse_weince.sentence.training_run._check_saved", lambda result, *rest: result)
+    scores, words = [0.8, 0.7, 0.6], ["--early_stopping_patience", "2", "--max_steps", "10"]
+    with monkeypatch.context() as patch:
+        script_scores(patch, scores)
+        assert run(place, *words).steps == 6
+    before = weights(place)
+    for name in [f"checkpoint-{step}" for step in (4, 6) if step > stop] + ["model.safetensors", "run.json"]:
+        subprocess.run(["rm", "-r", str(place / "out" / name)], check=True)
+    script_scores(monkeypatch, [*scores[stop // 2 :], 0.5, 0.4])
+    assert run(place, *words, "--resume_from_checkpoint", "last").steps == 6
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(place).items())
+
+
+def test_more_patience_extends_a_run(place, monkeypatch):
+    monkeypatch.setattr("simcse_weince.sentence.training_run._check_saved", lambda result, *rest: result)
+    script_scores(monkeypatch, [0.8, 0.7, 0.6, 0.5])
+    words = ["--max_steps", "10", "--early_stopping_patience"]
+    assert run(place, *words, "1").steps == 4
+    assert run(place, *words, "2", "--resume_from_checkpoint", "last").steps == 6
+
+
 @pytest.mark.slow
 def test_tr06_kill_and_resume(place):
     """kill -9 in the middle, resume: final weights and statistics are bit-equal to the uninterrupted run."""
