@@ -176,6 +176,11 @@ def test_evaluation_before_the_first_and_after_the_last_step(place):
     assert [entry["step"] for entry in history(place) if "eval_dev_spearman_cosine" in entry] == [0, 2, 4, 5]
 
 
+def test_no_checkpoint_is_written_where_none_is_wanted(place):
+    run(place, "--load_best_model_at_end", "false", "--save_strategy", "no", "--max_steps", "3")
+    assert not list((place / "out").glob("checkpoint-*")) and (place / "out" / "model.safetensors").is_file()
+
+
 def test_tr09_float16_weights_are_trained_as_float32(place, caplog):
     SentenceTransformer(str(place / "encoder"), device="cpu").half().save(str(place / "half"))
     run(place, "--fp16", "--max_steps", "2", encoder="half")

@@ -81,18 +81,6 @@ class LossStatsCallback(TrainerCallback):
             _load_loss_state(self.trainer, Path(state.best_model_checkpoint))
 
 
-class EvaluateLastStep(TrainerCallback):
-    """Evaluates and saves at the last step too, where the number of steps is no multiple of ``eval_steps``."""
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
-        """Ask for an evaluation and a checkpoint when the training is at its end."""
-        if state.global_step >= state.max_steps and args.eval_strategy == "steps":
-            control.should_evaluate = control.should_save = True
-        return control
-
-
 class SimCSETrainer(SentenceTransformerTrainer):
     """A SentenceTransformerTrainer for one or more text columns; same arguments, with these differences.
 

@@ -45,7 +45,7 @@ from simcse_weince.sentence.encoder import (
 )
 from simcse_weince.sentence.pairs import TASKS, GradedPairs, load_sts, read_pairs
 from simcse_weince.sentence.sts import STSEvaluator, evaluate_model
-from simcse_weince.sentence.trainer import EvaluateLastStep, SimCSETrainer
+from simcse_weince.sentence.trainer import SimCSETrainer
 
 logger = logging.getLogger(__name__)
 
@@ -393,7 +393,7 @@ def _build_loss(
 def _build_trainer(
     encoder: SimCSEEncoder, corpus: Corpus, dev: GradedPairs | None, arguments: SimCSEArguments, loss: nn.Module
 ) -> SimCSETrainer:
-    callbacks: list[Any] = [EvaluateLastStep()]
+    callbacks: list[Any] = []
     if arguments.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold))
     try:
