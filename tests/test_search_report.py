@@ -97,6 +97,28 @@ def test_every_number_of_the_report_is_printed_drawn_and_written(report: SearchR
     assert all(part in page for part in ("Search with some-model", "A note.", "Warning: beyond k", "data:image/png"))
 
 
+def test_a_collapsed_encoder_finds_nothing_and_ends_in_no_traceback() -> None:
+    """Every cosine is 1, so that no candidate has a shortfall of which a tail could be made."""
+    rows = torch.eye(8)[:1].expand(200, 8)
+    found = measure_search(rows[:40], rows[:40], rows, max_k=4)
+    assert found.retrieval == dict.fromkeys(found.retrieval, 0)  # a tie is no hit
+    assert found.cross_entropy.value == pytest.approx(0, abs=1e-6) and "Nothing" not in verdict(found)
+    assert not any("outscores the whole pool" in remark for remark in found.warnings)
+
+
+def test_the_json_has_every_column_of_the_sweep(report: SearchReport) -> None:
+    record = report.to_dict()
+    assert len(record["sweep"]["chi2"]) == len(record["sweep"]["tau"]) and "chi2" not in record["cross_entropy"]
+
+
+def test_numbers_that_nobody_could_run_are_short() -> None:
+    anchors = torch.eye(8)[:1].expand(40, 8)
+    found = measure_search(anchors[:10], anchors[:10], -anchors, temperature=0.0034, max_k=4)
+    assert found.recommendation.k_safe_upper > 1e100
+    assert all(len(cell) < 30 for *_, rows in sections(found) for row in rows[:4] for cell in row[:2])
+    assert len(verdict(found)) < 400
+
+
 def test_a_small_cold_pool_with_an_anchor_in_it_warns_and_names_no_temperature() -> None:
     anchors, positives, pool = embeddings(40, 20)
     found = measure_search(anchors, positives, torch.cat([pool, anchors[:1]]), temperature=0.02, max_k=4)

@@ -12,6 +12,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from statistics import NormalDist
 from typing import Any, Literal
@@ -401,7 +402,10 @@ def shortfall_tail_index(neg: Similarities, *, frac: float = 0.01, min_points: i
 def heavy_tail(pairs: Pairs, *links: Link) -> tuple[float, list[str]]:
     """Tail index of a pool large enough to tell, else nan; a sentence for each link too steep for it, which warns."""
     needed = any(link.theta_t for link in links) and not pairs.unbounded and pairs.n * pairs.pool_size >= 2000
-    alpha, remarks = tail_index(pairs)[0] if needed else math.nan, []
+    alpha, remarks = math.nan, []
+    if needed:
+        with suppress(ValueError):  # a collapsed encoder, whose candidates are all equal
+            alpha = tail_index(pairs)[0]
     for link in links:
         steep = link.theta_t > 0 and link.theta_t >= alpha / 2
         text = f"exponent {link.theta_t:.3g} is at least half the tail index {alpha:.3g}: the 1/k law fails"

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any
 
@@ -20,7 +20,6 @@ from simcse_weince.search import kernels, risk
 FEWEST_PAIRS = 10
 SMALLEST_POOL = 20
 HOTTEST = 1e3  # temperature at which all candidates count alike
-_UNTOLD = ("per_anchor", "log_Z", "chi2", "r_pos", "bias_k")  # in the JSON: a number per anchor, or not asked for
 _DEPTH = 100  # of the ranking
 _WARNINGS = (kernels.SelfMatchWarning, kernels.SmallPoolWarning, kernels.HeavyTailWarning)
 Section = tuple[str, str, list[str], list[list[str]]]
@@ -48,7 +47,8 @@ class SearchReport(kernels.Result):
 
         def plain(value: Any) -> Any:
             if isinstance(value, kernels.Result):
-                value = {k: v for k, v in kernels.Result.to_dict(value).items() if k not in _UNTOLD}
+                untold = {"bias_k"} | {item.name for item in fields(value) if not item.repr}  # not asked for; too long
+                value = {k: v for k, v in kernels.Result.to_dict(value).items() if k not in untold}
             if isinstance(value, dict):
                 return {key: plain(item) for key, item in value.items()}
             if isinstance(value, list | tuple):
@@ -143,7 +143,7 @@ def retrieval_figures(
         InputError: faiss cannot build or search this index of this pool.
     """
     depth = min(_DEPTH, len(pool))
-    own: Any = -1
+    own: Any = len(pool)  # the host puts the smaller of two with one score first, and a tie is no hit
     hits: list[Any]
     if faiss_index is None:
         hits = semantic_search(anchors, pool, top_k=depth)
@@ -177,13 +177,13 @@ def verdict(report: SearchReport) -> str:
     if advice.k_plug is None:
         first = (
             f"At temperature {tau:g} no batch that can be run brings the loss within {tol:g} nats of the search "
-            f"objective that it stands for: that takes about {max(advice.k_safe_upper, advice.k_asymptotic):,} "
+            f"objective that it stands for: that takes about {_count(max(advice.k_safe_upper, advice.k_asymptotic))} "
             "negatives."
         )
     else:
         first = (
-            f"At temperature {tau:g}, {advice.k_plug:,} negatives (a batch of {advice.k_plug + 1:,}) bring the loss "
-            f"within {tol:g} nats of the search objective that it stands for."
+            f"At temperature {tau:g}, {_count(advice.k_plug)} negatives (a batch of {_count(advice.k_plug + 1)}) bring "
+            f"the loss within {tol:g} nats of the search objective that it stands for."
         )
     if report.best is None:
         return f"{first} The pool is too small to tell the best temperature."
@@ -191,6 +191,10 @@ def verdict(report: SearchReport) -> str:
     if report.best.tau == HOTTEST:
         limit = ", the hottest tried: they find the positives no nearer than random candidates"
     return f"{first} These embeddings find the positives best at temperature {report.best.tau:.3g}{limit}."
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value < 1e12 else f"{value:.3g}"
 
 
 def _number(value: float) -> str:
@@ -201,12 +205,13 @@ def sections(report: SearchReport) -> list[Section]:
     """The report as (title, explanation, header, rows of formatted cells)."""
     advice, curve, sweep, links = report.recommendation, report.bias, report.sweep, report.links
     entropy, worst, tol = report.cross_entropy, report.recommendation.k_worst_case, report.tolerance
-    plug = "none found" if advice.k_plug is None else f"{advice.k_plug:,}"
+    begins = _count(curve.asymptotic_from)
+    plug = "none found" if advice.k_plug is None else _count(advice.k_plug)
     numbers = [
         ["estimated", plug, "the bias and the error of its estimate stay within the tolerance from here on"],
-        ["asymptotic", f"{advice.k_asymptotic:,}", f"by the 1/k law, which begins near {curve.asymptotic_from:,.0f}"],
-        ["safe", f"{advice.k_safe_upper:,}", "the loss exceeds its limit by no more, by a bound that needs no 1/k law"],
-        ["worst case", "unknown" if worst is None else f"{worst:.3g}", "enough for any data and any embedding"],
+        ["asymptotic", _count(advice.k_asymptotic), f"by the 1/k law, which begins near {begins}"],
+        ["safe", _count(advice.k_safe_upper), "the loss exceeds its limit by no more, by a bound without a 1/k law"],
+        ["worst case", "unknown" if worst is None else _count(worst), "enough for any data and any embedding"],
     ]  # fmt: skip
     bends = zip(curve.k.tolist(), curve.bias, curve.lo, curve.hi, strict=True)
     rows = [[f"{k:,}", *map(_number, (b, lo, hi, k * b))] for k, b, lo, hi in bends]
