@@ -170,7 +170,7 @@ class InfoNCELoss(nn.Module):
         if self.gather_across_devices:
             alike = (len(embeddings), embeddings[0].shape[1], keys is not None, self._kind)
             shard = Shard.of(len(embeddings[0]), embeddings[0].device, *alike)
-        keep = None if keys is None else _keep_mask(keys, self.criterion, shard)
+        keep = None if keys is None else without_copies(keys, self.criterion, shard)
         loss = self.criterion(*embeddings, keep=keep, shard=shard)
         # Shares all but the statistics with the criterion, which MatryoshkaLoss calls once for each width.
         self._measured[embeddings[0].shape[1]] = copy.copy(self.criterion)
@@ -456,7 +456,7 @@ def _token_keys(ids: Tensor, positions: Tensor) -> Tensor:
     return mixed ^ (mixed >> 31)
 
 
-def _keep_mask(keys: Tensor, criterion: InfoNCE, shard: Shard) -> Callable[[slice], Tensor]:
+def without_copies(keys: Tensor, criterion: InfoNCE, shard: Shard) -> Callable[[slice], Tensor]:
     """Which candidates a slice of anchors is compared with, (a, C): all but copies of itself and of its positive.
 
     The positive itself may be marked as a copy: a criterion keeps it always. Made slice by slice, because for 32,768

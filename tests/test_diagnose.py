@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from simcse_weince.cli import main
+from simcse_weince.criterion import Weince
 from simcse_weince.extremes.link_choice import LinkChoice
 from simcse_weince.extremes.pot import PotFit
 from simcse_weince.extremes.report import diagnose, read_verdict
@@ -127,6 +128,7 @@ def test_equal_embeddings_are_no_negatives_of_each_other():
     rows = np.random.default_rng(2).standard_normal((300, 6)).astype(np.float32)
     found = diagnose("twice", np.concatenate([rows, rows[:50]]), bootstrap=20)
     assert found.measures["pairs left out as duplicates"] == 50
+    assert found.measures["uniformity"] == diagnose("once", rows, bootstrap=2).measures["uniformity"]
     assert found.scores.hardest.max() < 1
 
 
@@ -143,6 +145,27 @@ def test_equal_rows_are_no_negatives_among_views_either(sphere, tmp_path):
     once, twice = found
     for name in ("mean cosine of a positive", "share of positives nearer than every negative"):
         assert twice[name] == pytest.approx(once[name], abs=1e-6) and once[name] > 0.1
+
+
+def test_two_positives_of_an_anchor_are_no_negatives_of_it():
+    """The anchors of a batch are masked as in training."""
+    rows = np.random.default_rng(4).standard_normal((60, 6)).astype(np.float32)
+    near = rows + 0.01
+    keys = torch.arange(60)
+    found = []
+    for first_keys in (keys, keys // 2):
+        first, second = rows.copy(), near.copy()
+        first[1::2], second[1::2] = (
+            first[::2],
+            second[::2],
+        )  # each anchor twice
+        views = (first, second, first_keys, keys + 100)
+        found.append(diagnose("x", rows, views=views, batch_size=60, bootstrap=2).anchors["likelihood"][0])
+    assert not np.allclose(*found)
+    criterion = Weince(evidence="likelihood")
+    mask = (keys[:, None] // 2 != keys[None, :] // 2) | torch.eye(60, dtype=torch.bool)
+    expected = criterion.anchor_statistics(torch.tensor(first), torch.tensor(second), keep=mask).blend
+    np.testing.assert_allclose(np.sort(found[1]), np.sort(expected), atol=1e-6)
 
 
 def test_views_that_do_not_fit_are_said():

@@ -22,7 +22,7 @@ from transformers import DataCollatorWithFlattening
 
 from simcse_weince.criterion import InfoNCE, ReleasedWeince, Weince
 from simcse_weince.gather import Shard
-from simcse_weince.losses import CachedWeinceLoss, InfoNCELoss, WeinceLoss, _keep_mask, text_keys
+from simcse_weince.losses import CachedWeinceLoss, InfoNCELoss, WeinceLoss, text_keys, without_copies
 from simcse_weince.sentence.encoder import SimCSEEncoder, build_encoder
 from tests import reference
 from tests.tiny_models import write_tiny_bert
@@ -74,7 +74,7 @@ def one_token_texts(ids: list[list[int]]) -> list[dict[str, Any]]:
 
 def keep_mask(columns: list[dict[str, Any]], both_views: bool = False) -> Tensor:
     keys = InfoNCELoss(nn.Identity()).batch_keys(columns)
-    rows = _keep_mask(keys, InfoNCE(layout="both_views" if both_views else "columns"), Shard((keys.shape[1],)))
+    rows = without_copies(keys, InfoNCE(layout="both_views" if both_views else "columns"), Shard((keys.shape[1],)))
     return torch.cat(
         [rows(slice(start, start + 3)) for start in range(0, 2 * len(keys[0]) if both_views else len(keys[0]), 3)]
     )
@@ -138,7 +138,7 @@ def test_duplicates_in_all_directions():
     """The masks of the four directions are those of both views, side by side instead of one over the other."""
     columns = one_token_texts([[1, 2, 1, 4], [11, 12, 13, 2]])
     keys = InfoNCELoss(nn.Identity()).batch_keys(columns)
-    keep = _keep_mask(keys, InfoNCE(directions=DIRECTIONS[-1][0]), Shard((4,)))(slice(0, 4))
+    keep = without_copies(keys, InfoNCE(directions=DIRECTIONS[-1][0]), Shard((4,)))(slice(0, 4))
     both = keep_mask(columns, both_views=True)
     assert torch.equal(keep, torch.cat([both[:4, 4:], both[:4, :4], both[4:, :4], both[4:, 4:]], dim=1))
     embeddings = torch.randn(14, 8, generator=torch.Generator().manual_seed(0))

@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from simcse_weince.criterion import Weince
+from simcse_weince.criterion import NEAR, Weince
 from simcse_weince.extremes.link_choice import LinkChoice, choose_link
 from simcse_weince.extremes.noise_floor import noise_floor, trichotomy
 from simcse_weince.extremes.pot import MIN_EXCESSES, PotFit, fit_pot, mean_residual_life, threshold_stability
 from simcse_weince.extremes.scores import Scores, stream_scores, with_direction
+from simcse_weince.gather import Shard
+from simcse_weince.losses import without_copies
 from simcse_weince.page import Page, new_figure
 from simcse_weince.sentence.sts import alignment, uniformity
 from simcse_weince.tail import RESOLUTION
-
-NEAR = 0.05
-"""An endpoint, or a negative, at least this near to 1, the cap of the cosine, counts as being there."""
 
 _STABILITY = (0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999)
 _GEOMETRY_ROWS = 5000
@@ -98,9 +97,11 @@ def diagnose(
     among = None
     if views is not None:  # before the batches, because it says which views do not fit
         among = stream_scores(first, second, keys=first_keys, candidate_keys=second_keys, hardest=63, seed=seed)
-    usable, seen = np.flatnonzero(with_direction(first, second)), embeddings[:_GEOMETRY_ROWS]
+    usable = np.flatnonzero(with_direction(first, second))
+    seen = embeddings[np.sort(np.unique(keys, return_index=True)[1])[:_GEOMETRY_ROWS]]
     anchors = {
-        kind: _batches(first, second, second_keys, usable, batch_size, kind) for kind in ("regression", "likelihood")
+        kind: _batches(first, second, (first_keys, second_keys), usable, batch_size, kind)
+        for kind in ("regression", "likelihood")
     }
     measures: dict[str, float | None] = {
         "anchors": len(scores.hardest),
@@ -226,15 +227,16 @@ def noise_floor_page(seed: int = 0) -> tuple[Page, dict[str, Any]]:
     return page, {"noise_floor": floor.to_json(), "trichotomy": domains}
 
 
-def _batches(first: Any, second: Any, keys: Any, usable: np.ndarray, size: int, evidence: str) -> np.ndarray:
+def _batches(first: Any, second: Any, both_keys: Any, usable: np.ndarray, size: int, evidence: str) -> np.ndarray:
     """Blend and raw shape of the anchors of up to 100 random batches of usable rows, (2, M)."""
     criterion = Weince(evidence=evidence)
     first, second = torch.as_tensor(first), torch.as_tensor(second)
-    keys = torch.arange(len(first)) if keys is None else torch.as_tensor(keys)
+    keys = torch.stack([torch.arange(len(first)) if one is None else torch.as_tensor(one) for one in both_keys])
     parts = []
     order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(0))[: 100 * size]
     for rows in torch.as_tensor(usable)[order].split(size):
-        tail = criterion.anchor_statistics(first[rows], second[rows], keep=keys[rows, None] != keys[None, rows])
+        keep = without_copies(keys[:, rows], criterion, Shard((len(rows),)))
+        tail = criterion.anchor_statistics(first[rows], second[rows], keep=keep)
         parts.append(torch.stack([tail.blend, tail.shape_raw]))
     return torch.cat(parts, dim=1).numpy()
 

@@ -115,8 +115,10 @@ def stream_scores(
     pairs = total * (total - 1) // times
     keep = min(1.0, max_exceedances / max(1.0, (1 - quantile) * pairs))
     # Only anchors whose text occurs again are compared with all keys: in most corpora a handful.
-    distinct, inverse, counts = other.unique(return_inverse=True, return_counts=True)
-    repeated = (counts[inverse] > 1) | (torch.isin(own, distinct) & (own != other))
+    repeated = torch.isin(own, other) & (own != other)
+    for one in (own, other):
+        _, inverse, counts = one.unique(return_inverse=True, return_counts=True)
+        repeated |= counts[inverse] > 1
     kept: dict[str, list[Tensor]] = {name: [] for name in ("positive", "hardest", "scores", "pairs")}
     above = duplicates = 0
     size = max(1, _CHUNK_COSINES // total)
@@ -129,6 +131,7 @@ def stream_scores(
             cosine[rows, start + rows] = -math.inf
             if len(again := repeated[start : start + size].nonzero()[:, 0]):
                 equal = (other == other[start + again, None]) | (other == own[start + again, None])
+                equal |= own == own[start + again, None]  # the positive of a copy of the anchor is a positive of it
                 cosine[again] = cosine[again].masked_fill(equal, -math.inf)
                 duplicates += int(equal.sum()) - len(again)
             kept["hardest"].append(cosine.topk(min(hardest, total - 1)).values)
@@ -242,5 +245,5 @@ def _sample_quantile(
     rows = rng.permutation(len(first))[:_SAMPLE_ROWS]
     columns = rng.permutation(len(first))[:_SAMPLE_COLUMNS]
     cosine, keys = first[rows] @ second[columns].T, other[columns]
-    negative = (keys != other[rows][:, None]) & (keys != own[rows][:, None])
+    negative = (keys != other[rows][:, None]) & (keys != own[rows][:, None]) & (own[columns] != own[rows][:, None])
     return float(np.quantile((cosine[negative] if negative.any() else cosine).cpu().numpy(), quantile))
