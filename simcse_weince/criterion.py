@@ -216,6 +216,7 @@ class InfoNCE(nn.Module):
                 'own_negatives_only needs layout="cross_view": in "both_views" there are no hard negatives'
             )
         self.most_negatives = 0  # of an anchor of which no candidate is masked, in the last batch
+        self._needs_tail = False  # whether an anchor without a tail has InfoNCE's logits
         self._last: dict[str, Tensor] = {}
         self._warned: set[str] = set()
 
@@ -358,7 +359,7 @@ class InfoNCE(nn.Module):
             numbers["effective_temperature"] = self.temperature / (1 - numbers["blend"])
         if numbers["negative_cosine"] > COLLAPSED:
             self._warn_once("the embeddings have collapsed: the mean cosine of a negative exceeds %.3f", COLLAPSED)
-        if "blend" in numbers and numbers["anchors_without_tail"]:
+        if self._needs_tail and numbers["anchors_without_tail"]:
             self._warn_once("anchors with fewer than %d negatives have no tail: plain InfoNCE", FEWEST_NEGATIVES)
         return numbers
 
@@ -395,7 +396,7 @@ class InfoNCE(nn.Module):
         """Measure all anchors of the global batch; return also the cosines of this process, if they fit."""
         shard, pool = comparison.shard, self._pool_size(comparison)
         size, candidates = self._anchors_at_once(comparison), sum(len(block[1]) for block in comparison.blocks)
-        keep_cosines &= len(comparison.positive) * candidates <= COSINES_AT_ONCE
+        keep_cosines &= self.chunk_size is None and len(comparison.positive) * candidates <= COSINES_AT_ONCE
         anchors, pooled, cosines = [], comparison.blocks[0][0].new_empty(0), []
         for chunk in comparison.split(size):
             dropped = chunk.dropped()
@@ -500,6 +501,7 @@ class Weince(InfoNCE):
         self.gate = _choice_or_number("gate", gate, ("both", "hardness", "evidence"), high=1)
         self.evidence = _choice("evidence", evidence, ("regression", "likelihood"))
         self.shape = _choice_or_number("shape", shape, ("anchor", "shrunk"))
+        self._needs_tail = isinstance(self.gate, str) or isinstance(self.shape, str)
         self.floor = _number("floor", floor, 0, above=True)
         self.tail_fraction = _number("tail_fraction", tail_fraction, 0, 1, above=True)
         self.min_tail_size = _count("min_tail_size", min_tail_size)
@@ -577,7 +579,7 @@ class Weince(InfoNCE):
             blend = blend * evidence_gate(fit.evidence, self.evidence_margin, self.evidence_sharpness)
         if isinstance(self.gate, float):
             blend = torch.full_like(blend, self.gate)
-        if isinstance(self.gate, str) or isinstance(self.shape, str):
+        if self._needs_tail:
             blend = torch.where(fit.estimable, blend, 0)
         if self.shape == "shrunk":
             shape = shrunk_shape(fit, self._pooled_fit(look, self.evidence))

@@ -180,6 +180,19 @@ def test_what_a_function_keeps_is_checked(keep, chunk_size):
         Weince(chunk_size=chunk_size)(first, second, keep=keep)
 
 
+def test_no_more_cosines_are_held_than_asked_for():
+    criterion = Weince(chunk_size=5)
+    comparison = criterion.compare(*torch.randn(2, 12, 8))[0]
+    assert criterion._survey(comparison, keep_cosines=True)[1] == []
+
+
+def test_what_needs_no_tail_is_not_said_to_have_none(caplog):
+    criterion = Weince(gate=0.4, shape=2.0)
+    criterion(*torch.randn(2, 5, 8))
+    assert criterion.stats()["anchors_without_tail"] == 5 and criterion.stats()["blend"] == pytest.approx(0.4)
+    assert not caplog.text
+
+
 def test_wrong_tensors_are_named():
     first, second, hard = views(8, columns=3)
     for arguments, keep, name in (
