@@ -163,6 +163,14 @@ def test_what_is_wrong_with_a_study_is_said_in_one_sentence(tmp_path, changes, m
     assert str(tmp_path / "study.yaml") in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_records_are_read_from_one_folder_and_written_to_another(tmp_path):
+    study = read_study(write(tmp_path), output_dir=tmp_path / "one")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "study.yaml").write_text((tmp_path / "study.yaml").read_text())
+    assert read_study(tmp_path / "one").output_dir == study.output_dir
+    assert read_study(tmp_path / "one", output_dir=tmp_path / "two").output_dir == tmp_path / "two"
+
+
 def test_an_evaluation_can_name_any_option_of_its_run(tmp_path):
     command = "evaluate {run.name} --a {temperature:.2f} --b {seed} --c '{train_file}' --d {last} {loss}"
     study = plan(tmp_path, arms=["infonce"], evaluations={"a": command})

@@ -188,7 +188,7 @@ def read_study(
     """
     path = Path(path)
     if path.is_dir():
-        path, output_dir = path / "study.yaml", path
+        path, output_dir = path / "study.yaml", output_dir or path
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
         content["output_dir"] = Path(output_dir or content["output_dir"])
