@@ -182,6 +182,14 @@ def test_resume_refuses_another_run(source, finished, capfd):
     words = command(source, finished, "--resume_from_checkpoint", "last", "--probes", "none")
     assert "--loss by default, not infonce" in refused(capfd, "vision-train", *words, "--loss", "infonce")
     assert "--views" in refused(capfd, "vision-train", *words, "--views", '{"flip": 0.0}')
+    assert "--learning_rate" in refused(capfd, "vision-train", *words, "--learning_rate", "1", "--run_name", "x")
+
+
+def test_resume_under_another_name(source, tmp_path):
+    vision_train.run(command(source, tmp_path / "run", "--probes", "none"))
+    words = ("--resume_from_checkpoint", "last", "--run_name", "second", "--log_level", "info", "--probes", "none")
+    vision_train.run(command(source, tmp_path / "run", *words))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["arguments"]["run_name"] == "second"
 
 
 @pytest.mark.parametrize("content", ["", "- a list", "a: [1", "1: 2"])
@@ -229,6 +237,14 @@ def test_evaluation_finds_the_scores_of_the_training(source, finished, tmp_path,
     assert record["result"] == pytest.approx(json.loads((finished / "run.json").read_text())["result"])
     out = capfd.readouterr().out
     assert "vote of the 5 nearest" in out and "21 test images" in out and "2 epochs" in out
+
+
+def test_the_saved_options_are_enough(source, tmp_path, monkeypatch, capsys):
+    """Images that were named by a relative path are found again from the same place."""
+    monkeypatch.chdir(source.parent)
+    vision_train.run(command(source.name, tmp_path / "run"))
+    assert main(["vision-eval", str(tmp_path / "run")]) == 0
+    assert "21 test images" in capsys.readouterr().out
 
 
 def test_vi03_the_command_line_wins_over_the_saved_options(source, finished, tmp_path):

@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> None:
     groups = (ImageArguments, ProbeOptions, EvaluationArguments)
     images, probes, options, chosen = parse_groups(
         groups,
-        arguments[1:] or arguments,
+        arguments if model in ("-h", "--help") else arguments[1:],
         "simcse-weince vision-eval",
         "%(prog)s MODEL --images SOURCE [options]",
         saved_options(model),
