@@ -310,6 +310,7 @@ def test_images_are_embedded_as_the_criterion_sees_them(image_encoder):
         (["{tiny_bert}", "--images", "i.npz", "--pooler_type", "cls"], "--pooler_type: without effect on images"),
         (["{tiny_bert}", "text.txt", "--image_size", "8"], "--image_size: without effect on sentences"),
         (["MODEL", "text.txt", "--noise_floor"], "MODEL, DATA: without effect on --noise_floor"),
+        (["--noise_floor", "--images", "i.npz"], "--images: without effect on --noise_floor"),
         (["x.npy", "--seed", str(2**63)], "--seed: 9223372036854775808 is too large"),
         (["{huge}"], "huge.npy: no array can be read there"),
         (["{archive}"], "archive.npy: no array can be read there"),

@@ -71,10 +71,10 @@ def run(arguments: Sequence[str]) -> None:
             "name a MODEL and DATA, a MODEL and --images, or a .npy of embeddings; see simcse-weince diagnose --help"
         )
 
-    if options.images and (options.data or any(model.endswith(".npy") for model in (options.model, *options.compare))):
+    arrays = [model.endswith(".npy") for model in (options.model, *options.compare) if model]
+    if options.images and (options.data or any(arrays)):
         raise InputError(f"--images {options.images}: leave out DATA, and name encoders of images, not a .npy")
 
-    arrays = [model.endswith(".npy") for model in (options.model, *options.compare) if model]
     if options.compare and any(arrays) and (options.data or not all(arrays)):
         raise InputError("--compare: a .npy stands beside other .npy alone, and without positives: leave out DATA")
 
