@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import logging
 import socket
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from simcse_weince.errors import InputError
-from simcse_weince.sentence.pairs import TASKS, concatenate, load_sts, read_pair_files, read_pairs
+from simcse_weince.sentence.pairs import TASKS, _ends, concatenate, load_sts, read_pair_files, read_pairs
 
 
 def write(path, text, encoding="utf-8"):
@@ -279,6 +280,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
     two, three = read_pair_files(paths[:2]), read_pair_files(paths)
     assert list(two.files) == [name for name, _ in two.parts] == ["a/dev.tsv", "b/dev.tsv"]
     assert list(three.files) == ["x/a/dev.tsv", "x/b/dev.tsv", "y/a/dev.tsv"] and len(three) == 3
+    assert _ends([Path("/dev.tsv"), Path("/a/dev.tsv")], 2) == ["dev.tsv", "a/dev.tsv"]
     (tmp_path / "link.tsv").symlink_to(paths[0])
     for twice in (paths[0], tmp_path / "link.tsv", tmp_path / "x" / "b" / ".." / "a" / "dev.tsv"):
         with pytest.raises(InputError, match="named twice"):

@@ -159,7 +159,7 @@ def read_pair_files(paths: Sequence[str | os.PathLike[str]], **options: Any) -> 
 
 
 def _ends(paths: Sequence[Path], depth: int) -> list[str]:
-    return ["/".join(path.parts[-depth:]) for path in paths]
+    return ["/".join(path.relative_to(path.anchor).parts[-depth:]) for path in paths]
 
 
 def load_sts(
