@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from transformers.trainer_utils import IntervalStrategy
 
 from simcse_weince import InfoNCELoss, ReleasedWeince, SimCSEArguments, SimCSETrainer, STSEvaluator, WeinceLoss
 from simcse_weince.cli import main
@@ -483,6 +485,7 @@ def test_a_run_does_not_clear_away_the_encoder_it_starts_from(place, capfd):
         (["--train_file", "{other}"], "other sentences"),
         (["--dedupe"], "--dedupe by default, not True"),
         (["--optim", "sgd"], "--optim by default, not sgd"),
+        (["--data_seed", "1"], "--data_seed by default, not 1"),
     ],
 )
 def test_resume_refuses_another_run(place, capfd, words, named):
@@ -616,6 +619,35 @@ def test_what_is_no_checkpoint_is_left_alone(place):
         (place / "out" / name).mkdir(parents=True)
     run(place, "--overwrite_output_dir", "--max_steps", "2")
     assert (place / "out" / "checkpoint-best").is_dir() and (place / "out" / "checkpoint-notes.txt").is_dir()
+
+
+def test_a_stream_of_the_hub_is_that_of_its_data_set(place, capfd, monkeypatch):
+    stream = Dataset.from_dict({"text": SENTENCES}).to_iterable_dataset()
+    monkeypatch.setattr("datasets.load_dataset", lambda *name, **options: stream)
+    words = command(place, "--streaming", "--max_steps", "2")
+    words[words.index("--train_file") : words.index("--output_dir")] = ["--dataset_name", "a/one"]
+    assert main(["train", *words]) == 0
+    assert main(["train", *words, "--dataset_name", "a/two", "--resume_from_checkpoint", "last"]) == 2
+    assert "--dataset_name a/one, not a/two" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["label", "scores", "dataset_name"])
+def test_a_column_that_the_host_takes_for_numbers_is_refused(place, capfd, name):
+    (place / "named.csv").write_text(f"text,{name}\n" + "".join(f"{line},{line} too\n" for line in SENTENCES))
+    error = refused(place, capfd, "--text_column", "text", name, text="named.csv")
+    assert f"named.csv: column {name}" in error and "rename it" in error
+
+
+def test_arguments_can_be_made_of_others(place):
+    arguments = SimCSEArguments(str(place / "out"), use_cpu=True)
+    assert replace(arguments, seed=2).save_steps == arguments.save_steps == 125
+    silent = SimCSEArguments(str(place / "out"), use_cpu=True, eval_strategy=IntervalStrategy.NO)
+    assert not silent.load_best_model_at_end and silent.metric_for_best_model is None
+
+
+def test_evaluations_by_epoch_set_no_steps(place, caplog):
+    SimCSEArguments(str(place / "out"), use_cpu=True, eval_strategy="epoch", save_steps=100)
+    assert "save_steps" not in caplog.text
 
 
 def test_the_encoder_may_be_named_by_another_path_on_resume(place, monkeypatch):

@@ -154,14 +154,14 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
             logger.warning("--fp16 needs a GPU; using %s instead", "bfloat16" if self.bf16 else "float32")
         elif self.bf16 and self.use_cpu and not has_fast_bfloat16():
             logger.warning("this CPU has no bfloat16 arithmetic: without --bf16 training is several times faster")
-        if str(self.eval_strategy) == "no":
+        if self.eval_strategy == "no":
             self.load_best_model_at_end = False
             self.eval_on_start = False
             self.metric_for_best_model = None
         if self.load_best_model_at_end:
             self.save_strategy = self.eval_strategy
-        every = (self.eval_steps or self.logging_steps) if str(self.eval_strategy) == "steps" else 500
-        if self.load_best_model_at_end and self.save_steps not in (0, every):
+        every = (self.eval_steps or self.logging_steps) if self.eval_strategy == "steps" else 500
+        if self.load_best_model_at_end and self.eval_strategy == "steps" and self.save_steps not in (0, every):
             # The host remembers the best evaluation whether or not there is a checkpoint of it to go back to.
             logger.warning("the best evaluation needs its checkpoint: --save_steps is that of evaluations, %g", every)
             self.save_steps = every

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.data_collator import DEFAULT_LABEL_COLUMNS
 from torch import nn
 from transformers import EarlyStoppingCallback, set_seed
 
@@ -57,12 +58,15 @@ _LOSSES: dict[str, type[InfoNCELoss]] = {
 _CACHED_LOSSES = {"infonce": CachedInfoNCELoss, "weince": CachedWeinceLoss}
 # Texts whose token ids are looked at before training; enough to see a corpus of boilerplate, in under a second.
 _TOKEN_SAMPLE = 5000
+# Columns that the host's collator does not encode.
+_NO_TEXT = (*DEFAULT_LABEL_COLUMNS, "dataset_name")
 # A last score this far below the best one means that the run went on too long (SimCSE issue 62).
 _FALLEN = 0.02
 # Options that a checkpoint goes on with, or the result is of no run at all.
 _OF_THE_RUN = {item.name for group in (ModelArguments, LossArguments) for item in fields(group)} - {"cache_dir"} | {
     "per_device_train_batch_size", "gradient_accumulation_steps", "max_seq_length", "seed", "optim",
-    "max_train_samples", "text_column", "encoding", "dedupe", "skip_bad", "streaming",
+    "max_train_samples", "text_column", "encoding", "dedupe", "skip_bad", "streaming", "dataset_name", "dataset_split",
+    "dataset_config_name", "data_seed", "batch_sampler",
 }  # fmt: skip
 
 
@@ -272,6 +276,12 @@ def _read_corpus(data: DataArguments, cache_dir: str | None, arguments: SimCSEAr
 def _check_batches(corpus: Corpus, arguments: SimCSEArguments, loss: LossArguments) -> int:
     """Every anchor needs negatives, and every process a batch; return the negatives of an anchor in a full batch."""
     batch, known = arguments.per_device_train_batch_size, isinstance(corpus.dataset, Dataset)
+    for column in corpus.report.columns:
+        if column in _NO_TEXT:
+            raise InputError(
+                f"{corpus.report.files[0].name}: column {column}: by this name sentence-transformers does not take it for "
+                "text; rename it"
+            )
     if len(list(islice(corpus.dataset, 2))) < 2:
         name = corpus.report.files[0].name
         raise InputError(f"{name}: 1 sentence is not enough, it has no negatives; give at least 2")
