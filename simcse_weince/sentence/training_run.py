@@ -278,10 +278,8 @@ def _check_batches(corpus: Corpus, arguments: SimCSEArguments, loss: LossArgumen
     batch, known = arguments.per_device_train_batch_size, isinstance(corpus.dataset, Dataset)
     for column in corpus.report.columns:
         if column in _NO_TEXT:
-            raise InputError(
-                f"{corpus.report.files[0].name}: column {column}: by this name sentence-transformers does not take it for "
-                "text; rename it"
-            )
+            name = corpus.report.files[0].name
+            raise InputError(f"{name}: column {column}: sentence-transformers takes this name for no text; rename it")
     if len(list(islice(corpus.dataset, 2))) < 2:
         name = corpus.report.files[0].name
         raise InputError(f"{name}: 1 sentence is not enough, it has no negatives; give at least 2")

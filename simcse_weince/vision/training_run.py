@@ -20,7 +20,8 @@ from simcse_weince.vision.views import TwoViews
 
 # What may differ when a checkpoint goes on; another encoder, loss, batch or image would make it no run at all.
 _FREE = ("images", "num_train_epochs", "max_steps", "log", "eval", "save", "report", "run_name", "trackio", "push",
-         "hub", "dataloader_num", "disable", "probe", "knn", "bank", "test", "ddp", "use_cpu", "include_num")  # fmt: skip
+         "hub", "dataloader_num", "disable", "probe", "knn", "bank", "test", "ddp", "use_cpu",
+         "include_num")  # fmt: skip
 
 
 def train(groups: VisionGroups) -> dict[str, Any]:
