@@ -162,7 +162,8 @@ def test_la04_state_of_the_loss_is_in_the_checkpoint(tmp_path):
     trainer = trainer_of(tmp_path, criterion, save_strategy="steps", save_steps=6)
     trainer.train()
     saved = load_file(tmp_path / "checkpoint-6" / "loss_state.safetensors")
-    assert saved["shape_average"] != 4 and torch.equal(saved["shape_average"], criterion.shape_average)
+    average = saved["loss.shape_average"]
+    assert average != 4 and torch.equal(average, criterion.shape_average)
     assert not list(tmp_path.rglob("training_args.bin"))
 
 

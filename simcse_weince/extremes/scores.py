@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm.auto import tqdm, trange
 
 from simcse_weince.losses import text_keys
+from simcse_weince.sentence.encoder import keeping_modes
 from simcse_weince.sentence.first_token import first_token_only
 from simcse_weince.vision.backbones import VisionEncoder
 from simcse_weince.vision.probe import extract_features
@@ -177,23 +178,18 @@ def encode_texts(
         lengths += map(len, block) if mask is None else mask.sum(1).tolist()
         keys.append(text_keys(features))
     ordered = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
-    modes = {module: module.training for module in encoder.modules()}
-    vectors = torch.empty(0)
-    with torch.random.fork_rng(devices=[encoder.device] if encoder.device.type == "cuda" else []):
+    vectors, devices = torch.empty(0), [encoder.device] if encoder.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), keeping_modes(encoder):
         torch.manual_seed(dropout_seed or 0)
         encoder.train(dropout_seed is not None)
-        try:
-            for start in trange(0, len(texts), batch_size, desc="Encoding", disable=None):
-                rows = ordered[start : start + batch_size]
-                features = batch_to_device(encoder.preprocess([texts[row] for row in rows]), encoder.device)
-                with torch.inference_mode(), first_token_only(encoder):
-                    output = encoder(features)["sentence_embedding"].float().cpu()
-                if not start:  # one tensor for all: a thousand small ones lie scattered and fragment the memory
-                    vectors = torch.empty(len(texts), output.shape[1])
-                vectors[rows] = output
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        for start in trange(0, len(texts), batch_size, desc="Encoding", disable=None):
+            rows = ordered[start : start + batch_size]
+            features = batch_to_device(encoder.preprocess([texts[row] for row in rows]), encoder.device)
+            with torch.inference_mode(), first_token_only(encoder):
+                output = encoder(features)["sentence_embedding"].float().cpu()
+            if not start:  # one tensor for all: a thousand small ones lie scattered and fragment the memory
+                vectors = torch.empty(len(texts), output.shape[1])
+            vectors[rows] = output
     return vectors, None if any(key is None for key in keys) else torch.cat([key for key in keys if key is not None])
 
 

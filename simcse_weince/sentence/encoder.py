@@ -338,24 +338,27 @@ def encode_distinct(
         ids = tokenizer(distinct, verbose=False).input_ids
         tokens = {text: len(row) for text, row in zip(distinct, ids, strict=True)}
         distinct.sort(key=tokens.__getitem__, reverse=True)
-    modes = [(module, module.training) for module in model.modules()]
     chunk = 8 * batch_size
+    with keeping_modes(model), first_token_only(model):  # encode leaves every module in eval mode
+        vectors = np.concatenate(
+            [
+                model.encode(distinct[start : start + chunk], batch_size=batch_size, show_progress_bar=False, **options)
+                for start in trange(0, len(distinct), chunk, desc="Encoding", disable=None)
+            ]
+        )
+    rows = {sentence: row for row, sentence in enumerate(distinct)}
+    return lambda wanted: vectors[[rows[sentence] for sentence in wanted]]
+
+
+@contextmanager
+def keeping_modes(model: nn.Module) -> Iterator[None]:
+    """Leave the train or eval mode of every module as it was before the block."""
+    modes = [(module, module.training) for module in model.modules()]
     try:
-        # encode leaves every module in eval mode.
-        with first_token_only(model):
-            vectors = np.concatenate(
-                [
-                    model.encode(
-                        distinct[start : start + chunk], batch_size=batch_size, show_progress_bar=False, **options
-                    )
-                    for start in trange(0, len(distinct), chunk, desc="Encoding", disable=None)
-                ]
-            )
+        yield
     finally:
         for module, training in modes:
             module.training = training
-    rows = {sentence: row for row, sentence in enumerate(distinct)}
-    return lambda wanted: vectors[[rows[sentence] for sentence in wanted]]
 
 
 @torch.no_grad()
@@ -364,17 +367,12 @@ def view_cosine(encoder: SentenceTransformer, sentences: list[str], max_length: 
 
     Exactly 1 (to float32 rounding) means that no dropout is active and both views are the same vector.
     """
-    modes = {module: module.training for module in encoder.modules()}
     devices = [encoder.device] if encoder.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), keeping_modes(encoder):
         encoder.train()
-        try:
-            options: dict[str, Any] = {} if max_length is None else {"max_length": max_length}
-            features = batch_to_device(encoder.preprocess(2 * sentences, **options), encoder.device)
-            first, second = encoder(features)["sentence_embedding"].double().chunk(2)
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        options: dict[str, Any] = {} if max_length is None else {"max_length": max_length}
+        features = batch_to_device(encoder.preprocess(2 * sentences, **options), encoder.device)
+        first, second = encoder(features)["sentence_embedding"].double().chunk(2)
     return torch.cosine_similarity(first, second).mean().item()
 
 

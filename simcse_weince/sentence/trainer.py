@@ -12,13 +12,14 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.data_collator import BaseDataCollator
 from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from simcse_weince.errors import InputError
 from simcse_weince.outputs import replacing_files_of
 from simcse_weince.sentence.dropout import cpu_dropout
+from simcse_weince.sentence.encoder import keeping_modes
 from simcse_weince.sentence.first_token import first_token_only
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,26 @@ class LossStatsCallback(TrainerCallback):
             _load_loss_state(self.trainer, Path(state.best_model_checkpoint))
 
 
-class SimCSETrainer(SentenceTransformerTrainer):
+class LossTrainer(Trainer):
+    """A trainer with a ``loss`` whose statistics join the training log, and its state the checkpoints."""
+
+    loss: Any
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the statistics of the loss to a training log; a loss that is not finite ends the training."""
+        super().log(with_stats(logs, self.state.global_step, partial(loss_stats, self.loss)), start_time)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.args.should_save:
+            _save_loss_state(self, Path(output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint)
+        _load_loss_state(self, Path(resume_from_checkpoint))
+
+
+class SimCSETrainer(LossTrainer, SentenceTransformerTrainer):
     """A SentenceTransformerTrainer for one or more text columns; same arguments, with these differences.
 
     * The statistics of the loss (``loss.stats()``) join the training log, and with it every tracker and
@@ -105,10 +125,6 @@ class SimCSETrainer(SentenceTransformerTrainer):
             collator.preprocess_fn = partial(collator.preprocess_fn, processing_kwargs=padding)
         return collator
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the statistics of the loss to a training log; a loss that is not finite ends the training."""
-        super().log(with_stats(logs, self.state.global_step, partial(loss_stats, self.loss)), start_time)
-
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """As the host's; backward too, where cached losses and gradient checkpointing run the encoder once more."""
         if self.args.torch_compile:
@@ -118,12 +134,8 @@ class SimCSETrainer(SentenceTransformerTrainer):
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate without the autocast that accelerate puts around the forward, and restore the training mode."""
-        training = self.model.training
-        try:
-            with self.without_autocast():
-                return super().evaluation_loop(*args, **kwargs)
-        finally:
-            self.model.train(training)
+        with keeping_modes(self.model), self.without_autocast():
+            return super().evaluation_loop(*args, **kwargs)
 
     @contextmanager
     def without_autocast(self) -> Iterator[None]:
@@ -145,15 +157,6 @@ class SimCSETrainer(SentenceTransformerTrainer):
             # A pickle that nothing reads: the arguments are in the run's own files.
             (temporary / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
-        if self.args.should_save:
-            _save_loss_state(self, Path(output_dir))
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint)
-        _load_loss_state(self, Path(resume_from_checkpoint))
-
 
 def loss_stats(loss: Any) -> dict[str, float]:
     """The statistics of a loss of this package, also inside a wrapper such as ``MatryoshkaLoss``; six digits.
@@ -169,7 +172,7 @@ def loss_stats(loss: Any) -> dict[str, float]:
     return {name: float(f"{value:.6g}") for name, value in loss.stats().items()} if hasattr(loss, "stats") else {}
 
 
-def _loss_state(trainer: SentenceTransformerTrainer) -> dict[str, Tensor]:
+def _loss_state(trainer: Any) -> dict[str, Tensor]:
     """Live tensors that belong to the training but not to the encoder that is saved."""
     model: Any = getattr(trainer.model, "_orig_mod", trainer.model)
     # By identity, not by name: wrappers and cached losses hold the encoder under names of their own.
@@ -187,13 +190,13 @@ def _loss_state(trainer: SentenceTransformerTrainer) -> dict[str, Tensor]:
     return state
 
 
-def _save_loss_state(trainer: SentenceTransformerTrainer, folder: Path) -> None:
+def _save_loss_state(trainer: Any, folder: Path) -> None:
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in _loss_state(trainer).items()}
     if state:
         save_file(state, folder / _LOSS_STATE_NAME)
 
 
-def _load_loss_state(trainer: SentenceTransformerTrainer, folder: Path) -> None:
+def _load_loss_state(trainer: Any, folder: Path) -> None:
     expected, path = _loss_state(trainer), folder / _LOSS_STATE_NAME
     if not expected:
         return

@@ -1,29 +1,24 @@
 """The trainer: transformers.Trainer with two views, the shared criterion and a kNN score, and nothing else."""
 
-import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from simcse_weince.criterion import InfoNCE
 from simcse_weince.errors import InputError
 from simcse_weince.gather import Shard
-from simcse_weince.sentence.trainer import loss_stats, with_stats
+from simcse_weince.sentence.trainer import LossTrainer
 from simcse_weince.vision.arguments import VisionArguments
 from simcse_weince.vision.backbones import VisionEncoder
 from simcse_weince.vision.datasets import ImageSet
 from simcse_weince.vision.probe import Labelled, extract_features, knn_scores, stratified_split
 
-_LOSS_STATE_NAME = "loss_state.safetensors"
 # Decides which labelled images are bank and which are queries of the score during training: the same in every run.
 _KNN_SPLIT_SEED = 0
 
@@ -101,7 +96,7 @@ def knn_split(known: ImageSet, images: int) -> tuple[Tensor, Tensor]:
     return bank, queries
 
 
-class VisionTrainer(Trainer):
+class VisionTrainer(LossTrainer):
     """A Trainer of a `VisionEncoder`; as its base class, with these differences.
 
     * A batch reaches the device as uint8, where ``views`` makes the two views of all its images.
@@ -145,7 +140,7 @@ class VisionTrainer(Trainer):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.encoder, self.known = model, eval_dataset
         self.views, self.gather, self.normalize = views, gather, normalize
-        self.criterion = criterion.to(args.device)
+        self.loss = self.criterion = criterion.to(args.device)
         super().__init__(
             model, args, train_dataset=ImageBatches(train_dataset.images), eval_dataset=eval_dataset,
             data_collator=_as_it_is, **options,
@@ -192,10 +187,6 @@ class VisionTrainer(Trainer):
         bank, queries = map(Labelled, features.split(sizes), labels.split(sizes))
         return knn_scores(bank, queries, k=min(50, len(bank.labels)))["accuracy"]
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the statistics of the criterion to a training log; a loss that is not finite ends the training."""
-        super().log(with_stats(logs, self.state.global_step, partial(loss_stats, self.criterion)), start_time)
-
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the encoder as a folder of transformers; into a checkpoint, its weights as the host restores them."""
         if _internal_call:
@@ -208,17 +199,6 @@ class VisionTrainer(Trainer):
         super()._save(output_dir, {name: value.contiguous() for name, value in state_dict.items()})
         # A pickle that nothing reads: the arguments are in the run's own files.
         Path(str(output_dir), TRAINING_ARGS_NAME).unlink(missing_ok=True)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
-        state = self.criterion.state_dict()
-        if state and self.args.should_save:
-            save_file({name: tensor.cpu() for name, tensor in state.items()}, Path(output_dir, _LOSS_STATE_NAME))
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str | os.PathLike[str], model: Any = None) -> None:
-        super()._load_from_checkpoint(str(resume_from_checkpoint), model)
-        if self.criterion.state_dict():
-            self.criterion.load_state_dict(load_file(Path(resume_from_checkpoint, _LOSS_STATE_NAME)))
 
 
 def _as_it_is(batch: Any) -> Any:
