@@ -1,11 +1,26 @@
 """The one exception that a person's input can cause, and the words of others that it quotes."""
 
+from importlib import import_module
+from typing import Any
+
 
 class InputError(ValueError):
     """Input that cannot be used: the message is one sentence that names the file, the line and the remedy.
 
     The command line prints the message alone and exits with code 2; a library user sees an ordinary ``ValueError``.
     """
+
+
+def import_extra(module: str, extra: str, need: str) -> Any:
+    """Import a package of an extra of this one.
+
+    Raises:
+        InputError: It is not installed; ``need`` says what for.
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        raise InputError(f"{need}; pip install 'simcse-weince[{extra}]'") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -10,13 +10,12 @@ import io
 import os
 import re
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import simcse_weince
-from simcse_weince.errors import InputError
+from simcse_weince.errors import import_extra
 from simcse_weince.outputs import replacing, write_text
 
 _STYLE = """
@@ -57,11 +56,8 @@ def new_figure(width: float = 6.4, height: float = 4.0) -> Any:
     Raises:
         InputError: matplotlib is not installed.
     """
-    try:
-        figure_class = import_module("matplotlib.figure").Figure
-    except ImportError:
-        raise InputError("figures need matplotlib; pip install 'simcse-weince[report]'") from None
-    return figure_class(figsize=(width, height), layout="constrained")
+    figures = import_extra("matplotlib.figure", "report", "figures need matplotlib")
+    return figures.Figure(figsize=(width, height), layout="constrained")
 
 
 class Page:

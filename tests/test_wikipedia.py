@@ -131,8 +131,8 @@ def test_the_missing_extra_is_named(dump, tmp_path, monkeypatch):
             raise ImportError(name)
         return import_module(name, *rest, **keywords)
 
-    monkeypatch.setattr("simcse_weince.sentence.wikipedia.import_module", without_parser)
-    with pytest.raises(InputError, match=r"mwparserfromhell: install it with pip install 'simcse-weince\[wiki\]'"):
+    monkeypatch.setattr("simcse_weince.errors.import_module", without_parser)
+    with pytest.raises(InputError, match=r"a Wikipedia dump needs more packages; pip install 'simcse-weince\[wiki\]'"):
         read_corpus(dump, cache_dir=tmp_path / "cache")
 
 

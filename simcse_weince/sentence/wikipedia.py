@@ -7,12 +7,10 @@ finds the sentences; both come with ``pip install 'simcse-weince[wiki]'`` and ne
 
 import re
 from collections.abc import Iterator
-from importlib import import_module
-from types import ModuleType
 from typing import BinaryIO
 from xml.etree import ElementTree
 
-from simcse_weince.errors import InputError
+from simcse_weince.errors import InputError, import_extra
 
 MIN_WORDS = 5
 MAX_WORDS = 64
@@ -68,7 +66,9 @@ def read_sentences(stream: BinaryIO, name: str, pages: dict[str, int]) -> Iterat
     Raises:
         InputError: The XML is broken, or the extra ``wiki`` is not installed.
     """
-    parse, split = _extra("mwparserfromhell").parse, _extra("sentencex").segment
+    names, need = ("mwparserfromhell", "sentencex"), "reading a Wikipedia dump needs more packages"
+    wikitext, sentences = (import_extra(name, "wiki", need) for name in names)
+    parse, split = wikitext.parse, sentences.segment
     # No defence against entity bombs is needed beyond expat's own: since 2.4 it stops amplification, and ElementTree
     # never loads external entities.
     events = ElementTree.iterparse(stream, events=("start", "end"))
@@ -93,16 +93,6 @@ def read_sentences(stream: BinaryIO, name: str, pages: dict[str, int]) -> Iterat
     except ElementTree.ParseError as error:
         raise InputError(
             f"{name}: line {error.position[0]}: not a whole Wikipedia XML dump ({error}); download it again"
-        ) from None
-
-
-def _extra(module: str) -> ModuleType:
-    """Import a package of the extra ``wiki``, or say how to get it."""
-    try:
-        return import_module(module)
-    except ImportError:
-        raise InputError(
-            f"reading a Wikipedia dump needs {module}: install it with pip install 'simcse-weince[wiki]'"
         ) from None
 
 

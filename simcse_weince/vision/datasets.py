@@ -10,7 +10,6 @@ import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from simcse_weince.errors import InputError, first_line
+from simcse_weince.errors import InputError, first_line, import_extra
 from simcse_weince.outputs import replacing
 
 SPLITS = {
@@ -278,10 +277,7 @@ def _decode(encoded: Iterable[tuple[str, Any]], count: int, image_size: int | No
     """Decode named images, files or of Pillow, into uint8 (N, 3, H, W), unless an earlier run did."""
 
     def build() -> dict[str, Tensor]:
-        try:
-            pillow = import_module("PIL.Image")
-        except ImportError:
-            raise InputError("image files need Pillow: install it with pip install 'simcse-weince[vision]'") from None
+        pillow = import_extra("PIL.Image", "vision", "image files need Pillow")
         images = torch.empty(0)
         for index, (name, image) in enumerate(tqdm(encoded, "images", count, disable=None, leave=False)):
             try:
