@@ -59,7 +59,11 @@ def check_numbers(options: Any, smallest: Mapping[str, int], positive: Sequence[
 
 
 def check_training_numbers(training: TrainingArguments) -> None:
-    """The numbers of every training, as :func:`check_numbers`."""
+    """The numbers of every training, as :func:`check_numbers`, and the direction of its score."""
+    if training.greater_is_better is False:
+        raise InputError(
+            "--greater_is_better false would keep the worst checkpoint: every score is the better the higher"
+        )
     smallest = {
         "per_device_train_batch_size": 1,
         "per_device_eval_batch_size": 1,

@@ -67,6 +67,9 @@ would fill it, and every chunk reads all candidates: never fewer than so many an
 NEAR = 0.05
 """A negative is near the endpoint if its shortfall is below this; for the log."""
 
+Keep = Tensor | Callable[[slice], Tensor]
+"""A mask of candidates, (A, C) bool, or a function that makes its rows for any slice of the anchors."""
+
 
 class Comparison(NamedTuple):
     """Which candidates each anchor is compared with: all that the losses need to know of a layout.
@@ -139,21 +142,10 @@ class _Look(NamedTuple):
     anchors: Tensor  # (A, 5) and more: the columns below, then a TailFit
     pooled: Tensor  # (p,) smallest shortfalls of all anchors together
 
-    @classmethod
-    def columns(cls, *values: Tensor) -> Tensor:
-        """Numbers of each anchor side by side."""
-        return torch.stack([value.to(values[0]) for value in values], dim=1)
-
     @property
     def negatives(self) -> Tensor:
         """Number of unmasked negatives of each anchor, (A,)."""
         return self.anchors[:, 0].long()
-
-    @property
-    def fit(self) -> TailFit:
-        """The tail of each anchor."""
-        fit = TailFit(*self.anchors[:, 5:].unbind(1))
-        return fit._replace(estimable=fit.estimable > 0)
 
 
 class InfoNCE(nn.Module):
@@ -221,12 +213,7 @@ class InfoNCE(nn.Module):
         self._warned: set[str] = set()
 
     def forward(
-        self,
-        first: Tensor,
-        second: Tensor,
-        *negatives: Tensor,
-        keep: Tensor | Callable[[slice], Tensor] | None = None,
-        shard: Shard | None = None,
+        self, first: Tensor, second: Tensor, *negatives: Tensor, keep: Keep | None = None, shard: Shard | None = None
     ) -> Tensor:
         """Loss of a batch of N pairs.
 
@@ -257,12 +244,7 @@ class InfoNCE(nn.Module):
         return loss * comparisons[0].shard.weight if self.reduction == "mean" else loss
 
     def compare(
-        self,
-        first: Tensor,
-        second: Tensor,
-        *negatives: Tensor,
-        keep: Tensor | Callable[[slice], Tensor] | None = None,
-        shard: Shard | None = None,
+        self, first: Tensor, second: Tensor, *negatives: Tensor, keep: Keep | None = None, shard: Shard | None = None
     ) -> list[Comparison]:
         """Normalise a batch and lay it out, once for each denominator; arguments as in :meth:`forward`."""
         shard = Shard((len(first),)) if shard is None else shard
@@ -385,7 +367,7 @@ class InfoNCE(nn.Module):
         closest = math.exp(4 * (1 - NEAR))
         near = alike.gt_(closest).sum(1) - positives_alike.gt_(closest).sum(1)
         means = [value / negatives.clamp(min=1) for value in (total, near, potential)]
-        return _Look(_Look.columns(negatives, positive[:, 0], *means), cosine.new_empty(0))
+        return _Look(torch.stack([negatives, positive[:, 0], *means], dim=1), cosine.new_empty(0))
 
     def _pool_size(self, comparison: Comparison) -> int:
         """How many shortfalls of the global batch are pooled."""
@@ -518,22 +500,15 @@ class Weince(InfoNCE):
 
     @torch.no_grad()
     def anchor_statistics(
-        self,
-        first: Tensor,
-        second: Tensor,
-        *negatives: Tensor,
-        keep: Tensor | Callable[[slice], Tensor] | None = None,
-        shard: Shard | None = None,
+        self, first: Tensor, second: Tensor, *negatives: Tensor, keep: Keep | None = None, shard: Shard | None = None
     ) -> TailStatistics:
         """The tail statistics that :meth:`forward` uses, for the same arguments; those of this process's anchors."""
         comparison = self.compare(first, second, *negatives, keep=keep, shard=shard)[0]
         with torch.autocast(first.device.type, enabled=False):
             tail = self._statistics(comparison, self._survey(comparison)[0])
         own = comparison.shard.own
-        return tail._replace(
-            blend=own(tail.blend), shape=own(tail.shape), hardness=own(tail.hardness), evidence=own(tail.evidence),
-            r_squared=own(tail.r_squared), shape_raw=own(tail.shape_raw),
-        )  # fmt: skip
+        each: Any = {name: own(value) for name, value in tail._asdict().items() if getattr(value, "ndim", 0)}
+        return tail._replace(**each)
 
     @torch.no_grad()
     def _look(self, chunk: Comparison, cosine: Tensor, dropped: Tensor | None) -> _Look:
@@ -546,7 +521,7 @@ class Weince(InfoNCE):
         fit = fit_tail(smallest, negatives, fraction=fraction, minimum=minimum, evidence=self.evidence)
         pool = min(self._pool_size(chunk), hard.numel())
         pooled = shortfall(_largest(hard.view(1, -1), pool)[0]) if pool else look.pooled
-        return _Look(torch.cat([look.anchors, _Look.columns(*fit)], dim=1), pooled)
+        return _Look(torch.cat([look.anchors, *(value.to(smallest)[:, None] for value in fit)], dim=1), pooled)
 
     def _pool_size(self, comparison: Comparison) -> int:
         views = 2 if self.layout == "both_views" else 1
@@ -566,7 +541,7 @@ class Weince(InfoNCE):
 
     @torch.no_grad()
     def _statistics(self, comparison: Comparison, look: _Look) -> TailStatistics:
-        fit, negatives = look.fit, comparison.most_negatives
+        fit, negatives = TailFit(*look.anchors[:, 5:].unbind(1)), comparison.most_negatives
         blend, shape = torch.ones_like(fit.hardness), fit.shape
         if self.pivot is None:
             each = negatives if comparison.keep is None else look.negatives
@@ -580,7 +555,7 @@ class Weince(InfoNCE):
         if isinstance(self.gate, float):
             blend = torch.full_like(blend, self.gate)
         if self._needs_tail:
-            blend = torch.where(fit.estimable, blend, 0)
+            blend = torch.where(fit.estimable > 0, blend, 0)
         if self.shape == "shrunk":
             shape = shrunk_shape(fit, self._pooled_fit(look, self.evidence))
         shape = torch.full_like(shape, self.shape) if isinstance(self.shape, float) else shape.clamp(*self.shape_bounds)
@@ -642,16 +617,13 @@ class ReleasedWeince(Weince):
     def _weights(self, comparison: Comparison, look: _Look) -> Tensor:
         weights = super()._weights(comparison, look)
         if torch.is_grad_enabled():
-            self._update(self._pooled_fit(look, "regression"))
+            pooled = self._pooled_fit(look, "regression")
+            accepted = pooled.estimable & (pooled.r_squared >= 0.85)
+            new = 0.9 * self.shape_average + 0.1 * pooled.shape.clamp(*self.shape_bounds)
+            self.shape_average.copy_(torch.where(accepted, new, self.shape_average)[0])
         # A copy: neither this graph nor the statistics may see the update of the next call.
         self._last["shape_average"] = self.shape_average.clone()
         return torch.cat([weights, self._last["shape_average"].to(weights).expand(len(weights), 1)], dim=1)
-
-    @torch.no_grad()
-    def _update(self, pooled: TailFit) -> None:
-        accepted = pooled.estimable & (pooled.r_squared >= 0.85)
-        new = 0.9 * self.shape_average + 0.1 * pooled.shape.clamp(*self.shape_bounds)
-        self.shape_average.copy_(torch.where(accepted, new, self.shape_average)[0])
 
     def _losses(self, chunk: Comparison, weights: Tensor, cosine: Tensor) -> tuple[Tensor, Tensor]:
         losses, gradient = super()._losses(chunk, weights, cosine)
@@ -809,7 +781,7 @@ def _denominator(
     return Comparison(blocks, positive, own, keep, slice(0, len(positive)), most_negatives, zero_norm_rows, shard)
 
 
-def _checked(keep: Tensor | Callable[[slice], Tensor], shape: tuple[int, int]) -> Callable[[slice], Tensor]:
+def _checked(keep: Keep, shape: tuple[int, int]) -> Callable[[slice], Tensor]:
     """``keep`` as a function of a slice of anchors, whose result is checked."""
 
     def rows_of(rows: slice) -> Tensor:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import os
 import shutil
 import zipfile
@@ -177,15 +176,12 @@ def only_writer(arguments: TrainingArguments) -> Iterator[None]:
         return
     output_dir = Path(str(arguments.output_dir))
     output_dir.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(output_dir / ".lock")
     try:
-        lock.acquire(timeout=0)
+        held = FileLock(output_dir / ".lock").acquire(timeout=0)
     except Timeout:
         raise InputError(f"{output_dir}: another run is writing there; choose another --output_dir") from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def try_out(trainer: Trainer) -> None:
@@ -235,7 +231,8 @@ def train_or_resume(trainer: Trainer, checkpoint: Path | None) -> None:
         logger.info("resuming from %s", checkpoint.name)
         trainer.args.eval_on_start = False
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        if not _out_of_patience(trainer, state) and state.global_step < _planned_steps(trainer):
+        steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
+        if not _out_of_patience(trainer, state) and state.global_step < steps:
             trainer.save_metrics("train", trainer.train(resume_from_checkpoint=str(checkpoint)).metrics)
         else:
             # Stopped after its last step, perhaps before it was saved: another step would make it another run.
@@ -258,15 +255,6 @@ def _out_of_patience(trainer: Trainer, state: TrainerState) -> bool:
         kept = callbacks.get(type(one).__name__, {}).get("attributes", {})
         one.early_stopping_patience_counter = kept.get("early_stopping_patience_counter", 0)
     return any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in found)
-
-
-def _planned_steps(trainer: Trainer) -> float:
-    """Steps of the whole run, as the host counts them."""
-    arguments = trainer.args
-    if arguments.max_steps > 0:
-        return arguments.max_steps
-    steps_of_epoch = math.ceil(len(trainer.get_train_dataloader()) / arguments.gradient_accumulation_steps)
-    return math.ceil(arguments.num_train_epochs * max(steps_of_epoch, 1))
 
 
 def provenance(arguments: TrainingArguments, weights: str) -> dict[str, Any]:

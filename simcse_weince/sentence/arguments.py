@@ -214,16 +214,10 @@ def parse_training_arguments(arguments: Sequence[str], prog: str | None = None) 
         raise InputError("--dataset_config_name and --dataset_split belong to --dataset_name, not to --train_file")
     if data.text_column and len(set(data.text_column)) < len(data.text_column):
         raise InputError(f"--text_column names a column twice: {' '.join(data.text_column)}")
-    _check_training(groups.training)
-    return groups
-
-
-def _check_training(training: SimCSEArguments) -> None:
-    check_training_numbers(training)
-    check_numbers(training, {"early_stopping_patience": 1})
-    if training.early_stopping_patience is not None and training.eval_strategy == "no":
+    check_training_numbers(groups.training)
+    check_numbers(groups.training, {"early_stopping_patience": 1})
+    check_numbers(data, {"max_train_samples": 1})
+    check_numbers(groups.loss, {"mini_batch_size": 1})
+    if groups.training.early_stopping_patience is not None and groups.training.eval_strategy == "no":
         raise InputError("--early_stopping_patience needs evaluations; remove --eval_strategy no")
-    if training.greater_is_better is False:
-        raise InputError(
-            "--greater_is_better false would keep the worst checkpoint: every score of a run is a correlation"
-        )
+    return groups

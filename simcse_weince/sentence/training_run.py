@@ -120,7 +120,7 @@ def train(groups: TrainingGroups) -> TrainingResult:
     with run_folder.only_writer(arguments):
         set_seed(arguments.seed)
         encoder = _build(model_arguments, arguments)
-        sample = _first_texts(corpus.dataset)
+        sample = [row[corpus.report.columns[0]] for row in islice(corpus.dataset, _TOKEN_SAMPLE)]
         if len(corpus.report.columns) == 1:
             check_dropout(encoder, sample[:16], arguments.max_seq_length)
         tokens = _token_report(encoder, sample, arguments.max_seq_length)
@@ -249,8 +249,6 @@ def _metric_name(arguments: SimCSEArguments, dev: GradedPairs | None) -> str | N
 def _read_corpus(data: DataArguments, cache_dir: str | None, arguments: SimCSEArguments) -> Corpus:
     if data.streaming and arguments.max_steps <= 0:
         raise InputError("--streaming does not know the length of the corpus; set --max_steps")
-    if data.max_train_samples is not None and data.max_train_samples < 1:
-        raise InputError(f"--max_train_samples {data.max_train_samples} leaves nothing to train on")
     if data.streaming and data.dedupe:
         raise InputError("--dedupe looks at all sentences and does not go with --streaming")
     for file in data.train_file or []:
@@ -312,8 +310,6 @@ def _check_batches(corpus: Corpus, arguments: SimCSEArguments, loss: LossArgumen
 def _loss_options(arguments: LossArguments) -> dict[str, Any]:
     """Options of the criterion, tried out now: a wrong one must not wait for the encoder."""
     options = arguments.criterion_options()
-    if arguments.mini_batch_size is not None and arguments.mini_batch_size < 1:
-        raise InputError(f"--mini_batch_size {arguments.mini_batch_size} is not a number of rows")
     if arguments.mini_batch_size is not None and arguments.loss not in _CACHED_LOSSES:
         raise InputError(f"--mini_batch_size goes with --loss {' or '.join(_CACHED_LOSSES)}, not {arguments.loss}")
     try:
@@ -351,11 +347,6 @@ def _build(model: ModelArguments, arguments: SimCSEArguments) -> SimCSEEncoder:
         logger.warning("the weights are float16: training them as float32")
         encoder.float()
     return encoder
-
-
-def _first_texts(dataset: Any) -> list[str]:
-    column = dataset.column_names[0]
-    return [row[column] for row in islice(dataset, _TOKEN_SAMPLE)]
 
 
 def _token_report(encoder: SentenceTransformer, texts: list[str], max_length: int) -> dict[str, int]:

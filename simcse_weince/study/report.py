@@ -85,13 +85,10 @@ def _curves(name: str, complete: dict[str, list[dict[str, Any]]]) -> dict[str, A
                 for record in records]  # fmt: skip
         if steps := sorted(set.intersection(*map(set, runs))):
             points = [spread([run[step] for run in runs]) for step in steps]
-            curves[arm] = {"steps": steps, **{key: [_six(point[key]) for point in points] for key in ("mean", "sd")}}
+            # Six digits, as many as the logs have.
+            rounded = {key: [point[key] and float(f"{point[key]:.6g}") for point in points] for key in ("mean", "sd")}
+            curves[arm] = {"steps": steps, **rounded}
     return curves
-
-
-def _six(value: float | None) -> float | None:
-    """Six digits, as many as the logs have."""
-    return None if value is None else float(f"{value:.6g}")
 
 
 def verdict(summary: dict[str, Any]) -> str:

@@ -158,8 +158,6 @@ class VisionArguments(TrainingArguments):
             self.metric_for_best_model = self.metric_for_best_model or _SCORE
         if (self.metric_for_best_model or _SCORE).removeprefix("eval_") != _SCORE:
             raise InputError(f"--metric_for_best_model {self.metric_for_best_model}: the only score is {_SCORE}")
-        if self.greater_is_better is False:
-            raise InputError("--greater_is_better false would keep the worst checkpoint: the score is an accuracy")
         super().__post_init__()
         if self.parallel_mode == ParallelMode.NOT_DISTRIBUTED:
             self._n_gpu = 1  # DataParallel, which nobody asked for, would see too few negatives
