@@ -400,11 +400,11 @@ def shortfall_tail_index(neg: Similarities, *, frac: float = 0.01, min_points: i
 
 
 def heavy_tail(pairs: Pairs, *links: Link) -> tuple[float, list[str]]:
-    """Tail index of a pool large enough to tell, else nan; a sentence for each link too steep for it, which warns."""
+    """Tail index of a pool that can tell, else nan; a sentence for each link too steep for it, which warns."""
     needed = any(link.theta_t for link in links) and not pairs.unbounded and pairs.n * pairs.pool_size >= 2000
     alpha, remarks = math.nan, []
     if needed:
-        with suppress(ValueError):  # a collapsed encoder, whose candidates are all equal
+        with suppress(ValueError):  # too few candidates differ from the anchors: a collapsed encoder
             alpha = tail_index(pairs)[0]
     for link in links:
         steep = link.theta_t > 0 and link.theta_t >= alpha / 2

@@ -16,6 +16,7 @@ from torch import Tensor
 from simcse_weince.errors import InputError, first_line
 from simcse_weince.page import Page, new_figure
 from simcse_weince.search import kernels, risk
+from simcse_weince.tail import RESOLUTION
 
 FEWEST_PAIRS = 10
 SMALLEST_POOL = 20
@@ -143,7 +144,7 @@ def retrieval_figures(
         InputError: faiss cannot build or search this index of this pool.
     """
     depth = min(_DEPTH, len(pool))
-    own: Any = len(pool)  # the host puts the smaller of two with one score first, and a tie is no hit
+    own: Any = len(pool)
     hits: list[Any]
     if faiss_index is None:
         hits = semantic_search(anchors, pool, top_k=depth)
@@ -159,7 +160,8 @@ def retrieval_figures(
             [{"corpus_id": int(row), "score": float(score)} for score, row in zip(*best, strict=True) if row >= 0]
             for best in zip(found.total_scores, found.total_indices, strict=True)
         ]
-    for row, score in zip(hits, (anchors * positives).sum(1).tolist(), strict=True):
+    # A tie is no hit, whatever the rounding of the two products is.
+    for row, score in zip(hits, ((anchors * positives).sum(1) - RESOLUTION).tolist(), strict=True):
         row.append({"corpus_id": own, "score": score})
     queries: list[Any] = list(range(len(anchors)))
     evaluator = InformationRetrievalEvaluator(

@@ -437,7 +437,7 @@ def optimal_temperature(
 class LinkComparison(Result):
     """One row per link, on the same test anchors; differences are paired with the first link.
 
-    ``alpha_hat`` is the tail index of the pool, nan where no link asks for it or the pool is too small to tell;
+    ``alpha_hat`` is the tail index of the pool, nan where no link asks for it or the pool cannot tell;
     ``warnings`` holds "" or a sentence.
     """
 
