@@ -129,6 +129,7 @@ def test_equal_embeddings_are_no_negatives_of_each_other():
     found = diagnose("twice", np.concatenate([rows, rows[:50]]), bootstrap=20)
     assert found.measures["pairs left out as duplicates"] == 50
     assert found.measures["uniformity"] == diagnose("once", rows, bootstrap=2).measures["uniformity"]
+    assert diagnose("collapsed", np.ones((300, 4), np.float32), bootstrap=2).measures["uniformity"] == pytest.approx(0)
     assert found.scores.hardest.max() < 1
 
 
@@ -162,6 +163,9 @@ def test_two_positives_of_an_anchor_are_no_negatives_of_it():
         views = (first, second, first_keys, keys + 100)
         found.append(diagnose("x", rows, views=views, batch_size=60, bootstrap=2).anchors["likelihood"][0])
     assert not np.allclose(*found)
+    same = [(first, second, keys // 2, second_keys) for second_keys in (None, keys // 2)]
+    found_same = [diagnose("x", rows, views=views, bootstrap=2).anchors["regression"] for views in same]
+    np.testing.assert_array_equal(*found_same)
     criterion = Weince(evidence="likelihood")
     mask = (keys[:, None] // 2 != keys[None, :] // 2) | torch.eye(60, dtype=torch.bool)
     expected = criterion.anchor_statistics(torch.tensor(first), torch.tensor(second), keep=mask).blend

@@ -97,8 +97,10 @@ def diagnose(
     among = None
     if views is not None:  # before the batches, because it says which views do not fit
         among = stream_scores(first, second, keys=first_keys, candidate_keys=second_keys, hardest=63, seed=seed)
+    second_keys = first_keys if second_keys is None else second_keys
     usable = np.flatnonzero(with_direction(first, second))
-    seen = embeddings[np.sort(np.unique(keys, return_index=True)[1])[:_GEOMETRY_ROWS]]
+    distinct = np.sort(np.unique(keys, return_index=True)[1])
+    seen = embeddings[distinct[:_GEOMETRY_ROWS]] if len(distinct) > 1 else embeddings[:_GEOMETRY_ROWS]
     anchors = {
         kind: _batches(first, second, (first_keys, second_keys), usable, batch_size, kind)
         for kind in ("regression", "likelihood")

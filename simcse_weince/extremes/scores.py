@@ -39,7 +39,7 @@ class Scores:
 
     Attributes:
         pairs: Number of (anchor, negative) pairs that were compared.
-        duplicates: Number of pairs left out because their texts are equal.
+        duplicates: Number of pairs left out because their texts, or those of their anchors, are equal.
         left_out: Rows without a direction (zero, or not finite), left out on both sides; anchors count without them.
         positive: Cosine of each anchor with its positive, (A,); empty without positives.
         hardest: The K largest cosines of each anchor with its negatives, descending, (A, K); -inf where it has fewer.
