@@ -7,20 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import simcse_weince
+from simcse_weince.commands import COMMANDS
 from simcse_weince.errors import InputError
-
-# Command -> what it does. Each is a module of simcse_weince.commands with a function run(arguments).
-COMMANDS = {
-    "train": "train a sentence encoder on sentences (or pairs) without labels",
-    "evaluate": "score an encoder on STS-Benchmark, the SimCSE suite, or your own graded pairs",
-    "encode": "turn a file of sentences into an array of embeddings",
-    "search": "how many negatives and which temperature stand for the search you want",
-    "diagnose": "ask of an encoder whether the tail of its cosines supports the correction",
-    "compare": "lay training runs beside one another",
-    "study": "compare losses over seeds, with settings chosen on dev",
-    "vision-train": "train an image encoder without labels",
-    "vision-eval": "score a frozen image encoder by linear probes and nearest neighbours",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

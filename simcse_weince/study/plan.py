@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from simcse_weince.cli import COMMANDS
+from simcse_weince.commands import COMMANDS
 from simcse_weince.errors import InputError
 from simcse_weince.outputs import has_shape, read_json, shareable
 
@@ -221,7 +221,6 @@ def _check(study: Study) -> None:
         if not has_shape(value, kind):
             kind = inspect.formatannotation(kind).replace("typing.", "")
             raise ValueError(f"{name} must be {kind}, not {value!r}")
-    _check_command(study.command)
     if study.processes < 1:
         raise ValueError(f"processes must be at least 1, not {study.processes}")
     seeds = [seed for phase in PHASES for seed in study.seeds.get(phase, [])]
@@ -243,11 +242,10 @@ def _check(study: Study) -> None:
         raise ValueError(f"two runs have the name {twice}: files in a grid must differ by more than their folders")
     for run, (name, command) in itertools.product(runs, study.evaluations.items()):
         try:
-            _check_command(*run.words(command, run=Path("run"), last=Path("last"))[:1])
+            run.words(command, run=Path("run"), last=Path("last"))
         except (ValueError, LookupError, AttributeError, TypeError) as error:
             raise ValueError(f"evaluation {name}: {command!r} cannot be filled in for {run.arm} ({error})") from error
-
-
-def _check_command(name: str = "") -> None:
-    if name not in COMMANDS:
-        raise ValueError(f"there is no command {name!r} among {', '.join(COMMANDS)}")
+    commands = {"command": study.command, **{f"evaluation {name}": text for name, text in study.evaluations.items()}}
+    for name, text in commands.items():
+        if (first := text.partition(" ")[0]) not in COMMANDS:
+            raise ValueError(f"{name}: there is no command {first!r} among {', '.join(COMMANDS)}")
