@@ -38,8 +38,9 @@ _DECOMPRESS: dict[str, Any] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open
 
 # Nothing a reader sees: white space, zero-width space and joiners, word joiner, byte order mark.
 INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff" + "".join(filter(str.isspace, map(chr, range(0x3001))))
-# The csv module refuses longer cells than this, which is 131,072 characters unless it is told otherwise.
-csv.field_size_limit(2**31 - 1)
+# The csv module refuses cells of more than 131,072 characters unless it is told otherwise. One that runs on over
+# millions of them has a quotation mark that nothing closes.
+csv.field_size_limit(10_000_000)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
