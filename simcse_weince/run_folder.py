@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import shutil
 import zipfile
@@ -55,6 +56,31 @@ class LogCallback(TrainerCallback):
         if state.is_local_process_zero and numbers:
             told = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in numbers.items())
             logger.info("step %d: %s", state.global_step, told)
+
+
+class Patience(EarlyStoppingCallback):
+    """Early stopping whose count of evaluations is that of the whole run; the host's starts anew on resume."""
+
+    def is_over(self, args: TrainingArguments, state: TrainerState) -> bool:
+        """Count again, by the scores in the log, and tell whether the run has ended."""
+        scores = [entry[args.metric_for_best_model] for entry in state.log_history
+                  if entry["step"] and args.metric_for_best_model in entry]  # fmt: skip
+        best, count = -math.inf, 0
+        for index, score in enumerate(scores):  # a score that is undefined is no better than any
+            better = score > best and score - best > (self.early_stopping_threshold or 0)
+            count = 0 if better or not index else count + 1
+            best = score if score > best else best
+        self.early_stopping_patience_counter = count
+        return count >= self.early_stopping_patience
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take up the count; the host looks for a note of it, which another run's checkpoint need not have."""
+        super().on_train_begin(args, state, control, **kwargs)
+        self.is_over(args, state)
+        notes: Any = state.stateful_callbacks  # a mapping, other than the host annotates
+        notes.setdefault(type(self).__name__, self.state())
 
 
 def checkpoint_to_resume(arguments: Any, start: str | None) -> Path | None:
@@ -140,12 +166,18 @@ def check_same_run(checkpoint: Path, chosen: Mapping[str, Any], belongs: Callabl
         logger.warning("%s: nothing tells which run this is of, so nothing is compared", checkpoint.name)
         return
     for name in sorted(filter(belongs, {*map(str, before), *chosen})):
-        # Of a folder that was given by an absolute path only the name was kept.
-        if len({str(options.get(name)).rpartition("/")[2] for options in (before, chosen)}) > 1:
+        if not _is_same(str(before.get(name)), str(chosen.get(name))):
             raise InputError(
                 f"{checkpoint}: was written with --{name} {before.get(name, 'by default')}, not "
                 f"{chosen.get(name, 'by default')}; resume with the same, or start in another --output_dir"
             )
+
+
+def _is_same(before: str, now: str) -> bool:
+    """Whether an option has not changed; of a folder that was given by an absolute path only the name was kept."""
+    if before.rpartition("/")[2] != now.rpartition("/")[2]:
+        return False
+    return before == now or "/" not in before or "/" not in now or Path(now).exists()
 
 
 def saved_options(folder: str | Path) -> dict[str, Any]:
@@ -232,7 +264,10 @@ def train_or_resume(trainer: Trainer, checkpoint: Path | None) -> None:
         trainer.args.eval_on_start = False
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
-        if not _out_of_patience(trainer, state) and state.global_step < steps:
+        over = any(
+            isinstance(one, Patience) and one.is_over(trainer.args, state) for one in trainer.callback_handler.callbacks
+        )
+        if not over and state.global_step < steps:
             trainer.save_metrics("train", trainer.train(resume_from_checkpoint=str(checkpoint)).metrics)
         else:
             # Stopped after its last step, perhaps before it was saved: another step would make it another run.
@@ -245,16 +280,6 @@ def train_or_resume(trainer: Trainer, checkpoint: Path | None) -> None:
     model: Any = trainer.model
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
         raise InputError("the training diverged: weights are not finite, and are not saved; lower --learning_rate")
-
-
-def _out_of_patience(trainer: Trainer, state: TrainerState) -> bool:
-    """Give early stopping the count of the checkpoint, which the host does not; tell whether it has ended the run."""
-    found = [one for one in trainer.callback_handler.callbacks if isinstance(one, EarlyStoppingCallback)]
-    callbacks: Any = state.stateful_callbacks  # a mapping, other than the host annotates
-    for one in found:
-        kept = callbacks.get(type(one).__name__, {}).get("attributes", {})
-        one.early_stopping_patience_counter = kept.get("early_stopping_patience_counter", 0)
-    return any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in found)
 
 
 def provenance(arguments: TrainingArguments, weights: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The trainer: SentenceTransformerTrainer plus what SimCSE needs and the host leaves open, and nothing else."""
+"""The trainer: SentenceTransformerTrainer plus what SimCSE needs and the host leaves open; the part images share."""
 
 import logging
 import math
@@ -97,6 +97,7 @@ class LossTrainer(Trainer):
             _save_loss_state(self, Path(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        # ``model`` is another than the trainer's under FSDP alone, which both trainers refuse.
         super()._load_from_checkpoint(resume_from_checkpoint)
         _load_loss_state(self, Path(resume_from_checkpoint))
 
@@ -201,10 +202,10 @@ def _load_loss_state(trainer: Any, folder: Path) -> None:
     if not expected:
         return
     if not path.is_file():
-        logger.warning("%s has no %s: the loss and the train-only head start anew", folder.name, path.name)
+        logger.warning("%s has no %s: %s start anew", folder.name, path.name, ", ".join(expected))
         return
     saved = load_file(path)
     if saved.keys() != expected.keys():
-        raise ValueError(f"{path} does not fit this run: it holds {sorted(saved)}, not {sorted(expected)}")
+        raise InputError(f"{path}: holds {', '.join(saved)}, not {', '.join(expected)} of this run; start it anew")
     for name, tensor in expected.items():
         tensor.data.copy_(saved[name])

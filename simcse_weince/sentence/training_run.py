@@ -15,7 +15,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.data_collator import DEFAULT_LABEL_COLUMNS
 from torch import nn
-from transformers import EarlyStoppingCallback, set_seed
+from transformers import set_seed
 
 from simcse_weince import run_folder
 from simcse_weince.errors import InputError
@@ -394,7 +394,7 @@ def _build_trainer(
 ) -> SimCSETrainer:
     callbacks: list[Any] = []
     if arguments.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold))
+        callbacks.append(run_folder.Patience(arguments.early_stopping_patience, arguments.early_stopping_threshold))
     try:
         trainer = SimCSETrainer(
             model=encoder,

@@ -67,8 +67,8 @@ def read_sentences(stream: BinaryIO, name: str, pages: dict[str, int]) -> Iterat
         InputError: The XML is broken, or the extra ``wiki`` is not installed.
     """
     names, need = ("mwparserfromhell", "sentencex"), "reading a Wikipedia dump needs more packages"
-    wikitext, sentences = (import_extra(name, "wiki", need) for name in names)
-    parse, split = wikitext.parse, sentences.segment
+    parser, splitter = (import_extra(module, "wiki", need) for module in names)
+    parse, split = parser.parse, splitter.segment
     # No defence against entity bombs is needed beyond expat's own: since 2.4 it stops amplification, and ElementTree
     # never loads external entities.
     events = ElementTree.iterparse(stream, events=("start", "end"))

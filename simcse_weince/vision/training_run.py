@@ -43,7 +43,7 @@ def train(groups: VisionGroups) -> dict[str, Any]:
     start = groups.encoder.model_name_or_path
     checkpoint = run_folder.checkpoint_to_resume(arguments, None if start in BACKBONES else start)
     if checkpoint is not None:
-        run_folder.check_same_run(checkpoint, chosen, lambda name: not name.startswith(_FREE))
+        run_folder.check_same_run(checkpoint, chosen, lambda name: not name.startswith(_FREE) and name != "project")
     criterion, view_options = groups.loss.criterion(), groups.images.view_options()
     with arguments.main_process_first(desc="reading the images"):
         bank, test = load_labelled(groups.images)
