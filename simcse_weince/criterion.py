@@ -65,7 +65,7 @@ COSINES_IN_CACHE, ANCHORS_AT_ONCE = 1 << 20, 256
 would fill it, and every chunk reads all candidates: never fewer than so many anchors."""
 
 NEAR = 0.05
-"""A negative is near the endpoint if its shortfall is below this; for the log."""
+"""A negative is near the endpoint if its shortfall is below this; for the log and for `diagnose`."""
 
 Keep = Tensor | Callable[[slice], Tensor]
 """A mask of candidates, (A, C) bool, or a function that makes its rows for any slice of the anchors."""
@@ -320,7 +320,7 @@ class InfoNCE(nn.Module):
         evidence, r_squared, pivot and effective_temperature, ``temperature / (1 - blend)``. uniformity: log of the mean
         of ``exp(-2 |x - y|^2)`` over negatives (Wang and Isola, ICML 2020). Counts: masked_candidates (left out by
         ``keep``), zero_norm_rows (rows of the batch in which an embedding has no direction), anchors_without_tail
-        (fewer than 10 negatives). A collapsed encoder and, for `Weince`, anchors without a tail are warned of once.
+        (fewer than 10 negatives). A collapsed encoder, and missing tails that are needed, are warned of once.
         """
         if not self._last:
             return {}

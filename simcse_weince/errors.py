@@ -1,4 +1,4 @@
-"""The one exception that a person's input can cause, and the words of others that it quotes."""
+"""The one exception that a person's input can cause, the words of others that it quotes, and what is not installed."""
 
 from importlib import import_module
 from typing import Any
