@@ -120,7 +120,7 @@ def test_curves_are_means_over_seeds_with_their_spread(study):
 
 
 def test_hundreds_of_hours_are_written_out(study):
-    assert "(190 hours)" in verdict({**summarize(study), "seconds_of_a_run": 6 * 3600.0})
+    assert "(190 hours of runs)" in verdict({**summarize(study), "seconds_of_a_run": 6 * 3600.0})
 
 
 def test_with_what_the_runs_were_made_is_told_once_or_how_it_differs(study):

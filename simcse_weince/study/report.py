@@ -105,9 +105,8 @@ def verdict(summary: dict[str, Any]) -> str:
         text += "read the intervals or add seeds."
     if seeds > 1:
         widest = max(differences, key=lambda one: one["sd"])
-        half, whole = (
-            f"{widest[name]} seeds ({_hours(2 * widest[name] * summary['seconds_of_a_run'])})" for name in _NEEDED
-        )
+        both = 2 * summary["seconds_of_a_run"]
+        half, whole = (f"{widest[name]} seeds ({_hours(widest[name] * both)} of runs)" for name in _NEEDED)
         text += (
             f" At the widest spread, {widest['arm']} to {widest['baseline']}, two arms need {half} to show 0.5 points"
         )
