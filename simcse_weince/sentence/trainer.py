@@ -97,8 +97,8 @@ class LossTrainer(Trainer):
             _save_loss_state(self, Path(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        # ``model`` is another than the trainer's under FSDP alone, which both trainers refuse.
-        super()._load_from_checkpoint(resume_from_checkpoint)
+        # The host hands a model on under FSDP alone, and sentence-transformers' trainer takes none.
+        super()._load_from_checkpoint(resume_from_checkpoint, *([] if model is None else [model]))
         _load_loss_state(self, Path(resume_from_checkpoint))
 
 
