@@ -35,7 +35,8 @@ def finish(study, trial, **content):
     """A record as the runner leaves it."""
     path = study.record_path(trial)
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"options": shareable(trial.options), "processes": 1, "select": 0.8, "evaluations": {}, "curve": []}
+    made_by = study.made_by(trial.phase)
+    record = {"options": shareable(trial.options), "made_by": made_by, "select": 0.8, "evaluations": {}, "curve": []}
     path.write_text(json.dumps({**record, "setting": trial.setting, "seconds": 9.0, "run": {}, **content}))
 
 
@@ -96,6 +97,38 @@ def test_records_of_other_options_are_refused(tmp_path):
     changed = read_study(write(tmp_path), output_dir=tmp_path / "records", options={"max_steps": 7})
     with pytest.raises(InputError, match="other options"):
         changed.record(changed.runs("settings")[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"select": "result.dev_last"}, "other select"),
+        ({"evaluations": {"last": "evaluate {last} --tasks sts12"}}, "other evaluations"),
+        ({"command": "vision-train", "processes": 2}, "other command and processes"),
+    ],
+)
+def test_records_that_were_made_another_way_are_refused(tmp_path, changes, named):
+    study = plan(tmp_path, evaluations={"last": "evaluate {last} --tasks stsb"})
+    phase = "report" if "evaluations" in changes else "settings"
+    run = next(run for run in study.runs(phase) if run and run.arm == ("weibull" if phase == "report" else "infonce"))
+    finish(study, run)
+    changed = plan(tmp_path, **{"evaluations": {"last": "evaluate {last} --tasks stsb"}, **changes})
+    with pytest.raises(InputError, match=f"json: was made with {named}; use another"):
+        changed.record(run)
+
+
+def test_a_key_that_is_given_twice_is_refused_with_its_line(tmp_path):
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace("  weince: {}", "  weince: {}\n  infonce: {temperature: 0.3}"))
+    line = path.read_text().splitlines().index("  infonce: {temperature: 0.3}") + 1
+    with pytest.raises(InputError, match=f"study.yaml: line {line}: infonce is given twice"):
+        read_study(path)
+
+
+def test_a_date_is_the_text_that_it_is_on_the_command_line(tmp_path):
+    path = write(tmp_path, options={"run_name": "DATE"})
+    path.write_text(path.read_text().replace("DATE", "2026-01-02"))
+    assert read_study(path).options == {"run_name": "2026-01-02"}
 
 
 @pytest.mark.parametrize(

@@ -63,13 +63,60 @@ def test_only_complete_arms_count(study):
     assert "weince" not in summary["curves"]["dev"] and "| weince | 2 of 3 |" in to_markdown(summary)
     study.record_path(study.runs("settings")[0]).unlink()
     assert summarize(study)["incomplete"] == {"infonce": "0 of 3", "weince": "2 of 3"}
-    assert "nothing to compare" in verdict(summarize(study))
+    assert "There is no difference to test" in verdict(summarize(study))
 
 
-def test_a_collapsed_seed_leaves_its_arm_without_a_mean(study):
+def test_a_collapsed_seed_leaves_its_arm_without_a_mean_but_in_the_tables(study):
     run = next(run for run in study.runs("report") if run.arm == "weince")
     finish(study, run, run={"result": {"test_after": None}})
-    assert list(summarize(study)["scores"]["STS-B test"]["arms"]) == ["infonce", "weibull"]
+    summary = summarize(study)
+    score = summary["scores"]["STS-B test"]
+    assert [(one["arm"], one["baseline"]) for one in score["differences"]] == [("weibull", "infonce")]
+    assert ["weince", "temperature 0.07", "-", "-", "-", "- 78.10 78.10"] in tables(summary)[0][2]
+    assert "STS-B test: weince has no score in 1 of 3 seeds, so it is compared with none." in verdict(summary)
+
+
+def test_a_collapsed_setting_is_shown_as_one(study):
+    for run in study.runs("settings"):
+        if run.setting["temperature"] == 0.05:
+            finish(study, run, select=None)
+    summary = summarize(study)
+    assert [one["mean"] is None for one in summary["settings"]] == [True, False] * 2
+    assert ["weince", "temperature 0.05", "-", "-", "-", ""] in tables(summary)[-1][2]
+
+
+def test_an_early_look_shows_no_more_than_the_end_will(tmp_path):
+    """Holm's correction is over all planned differences: six seeds can show one, not one of three."""
+    arms = ["infonce", "weince", "weibull", "mnrl-hardness"]
+    study = plan(tmp_path, arms=arms, grid={}, seeds={"report": list(range(6))})
+    for run in study.runs("report"):
+        finish(study, run, run={"result": {"test_after": 0.78 + run.seed / 1e4 + 0.01 * (run.arm == "weince")}})
+    remove(study, "weibull", seed=5)
+    remove(study, "mnrl-hardness", seed=5)
+    summary = summarize(study)
+    one = summary["scores"]["STS-B test"]["differences"][0]
+    assert (one["p"], one["p_holm"], one["seeds_for_a_point"]) == (2 / 2**6, 3 * 2 / 2**6, 7)
+    assert verdict(summary).startswith("Not finished: weibull, mnrl-hardness. STS-B test: 0 of 3 differences are shown")
+
+
+def test_runs_that_were_not_made_alike_are_named(study):
+    for run in study.runs("report"):
+        corpus = {"files": [{"name": "text.txt", "sha256": "a" if run.seed < 3 else "b"}]}
+        score, precision = {"test_after": SCORES[run.arm][run.seed - 1]}, "bf16" if run.arm == "weince" else "float32"
+        finish(study, run, run={"precision": precision, "corpus": corpus, "result": score})
+    assert "The runs were not made alike: they differ in files, precision." in to_markdown(summarize(study))
+
+
+def test_names_break_neither_a_table_nor_a_figure(tmp_path):
+    pytest.importorskip("matplotlib")
+    arms = {"infonce": {}, "we|ince $\\foo$\n<b>": {"loss": "weince"}}
+    study = plan(tmp_path, arms=arms, grid={}, seeds={"report": [1]}, curves=["dev"])
+    for run in study.runs("report"):
+        finish(study, run, run={"result": {"test_after": 0.7}}, curve=[{"step": 0, "dev": 0.5}])
+    summary = summarize(study)
+    assert r"| we\|ince $\foo$ <b> |" in to_markdown(summary)
+    write_page(summary, tmp_path / "page.html")
+    assert "&lt;b&gt;" in (tmp_path / "page.html").read_text()
 
 
 def test_the_verdict_says_what_cannot_be_shown_and_what_it_would_take(study):
@@ -120,7 +167,7 @@ def test_curves_are_means_over_seeds_with_their_spread(study):
 
 
 def test_hundreds_of_hours_are_written_out(study):
-    assert "(190 hours of runs)" in verdict({**summarize(study), "seconds_of_a_run": 6 * 3600.0})
+    assert "(250 hours of runs)" in verdict({**summarize(study), "seconds_of_a_run": 6 * 3600.0})
 
 
 def test_with_what_the_runs_were_made_is_told_once_or_how_it_differs(study):
@@ -154,6 +201,18 @@ def test_compare_prints_the_study_and_writes_json_and_page(study, tmp_path, caps
     assert main(["compare", "--study", str(study.output_dir), "--output", str(output)]) == 0
     assert capsys.readouterr().out == to_markdown(summarize(study))
     assert json.loads(output.read_text())["scores"]["STS-B test"]["arms"].keys() == SCORES.keys()
+
+
+@pytest.mark.parametrize("option", ["--output", "--report"])
+@pytest.mark.parametrize("read", ["records/study.yaml", "records/report/weibull-seed=1.json", "study.yaml"])
+def test_compare_does_not_write_over_what_it_reads(study, tmp_path, capsys, option, read):
+    (study.output_dir / "study.yaml").write_text((tmp_path / "study.yaml").read_text())
+    text = (tmp_path / "study.yaml").read_text().replace("runs/study", str(study.output_dir))
+    (tmp_path / "study.yaml").write_text(text)
+    shown = tmp_path / "study.yaml" if read == "study.yaml" else study.output_dir
+    before = (tmp_path / read).read_text()
+    assert main(["compare", "--study", str(shown), option, str(tmp_path / read)]) == 2
+    assert "would replace what is read" in capsys.readouterr().err and (tmp_path / read).read_text() == before
 
 
 def test_compare_takes_runs_or_a_study(study, capsys):

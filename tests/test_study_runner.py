@@ -192,6 +192,47 @@ def test_other_options_in_the_same_folder_are_refused(place, trained, capfd):  #
     assert "other options" in capfd.readouterr().err
 
 
+def test_a_run_that_was_begun_with_other_options_is_begun_anew(place, trained):  # noqa: F811
+    """Something failed after its training, the file was mended, and with it an option: the training does not count."""
+    words, one = yaml.safe_load(write(place).read_text())["options"], {"arms": {"infonce": {}}, "evaluations": {}}
+    seeds = {"report": [1]}
+    study = write(place, **one, seeds=seeds, options={**words, "temperature": 0.05}, scores={"x": "result.nothing"})
+    assert main(["study", str(study)]) == 2
+    left = place / "records/work/report/infonce-seed=1/encoder/checkpoint-2"
+    left.mkdir()
+    study = write(place, **one, seeds=seeds, options={**words, "temperature": 0.5}, scores={"x": "result.test_after"})
+    assert main(["study", str(study), "--keep_models"]) == 0
+    [record] = records(place / "records").values()
+    assert record["select"] == pytest.approx(0.501) and record["options"]["temperature"] == 0.5
+    assert [call["words"][0] for call in trained] == ["train", "train"] and not left.exists()
+
+
+def test_a_refused_training_leaves_no_older_result_behind(place, trained):  # noqa: F811
+    study = write(place, arms={"infonce": {}}, seeds={"report": [1]}, evaluations={}, scores={"x": "result.nothing"})
+    assert main(["study", str(study)]) == 2
+    run_json = place / "records/work/report/infonce-seed=1/encoder/run.json"
+    assert run_json.is_file()
+    moved = {"train_file": str(place / "elsewhere" / "text.txt")}  # the same name, so the begun run is gone on with
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner.subprocess, "run", lambda command, **options: subprocess.CompletedProcess(command, 2))
+        assert main(["study", str(study), "--set", *(f"{name}={value}" for name, value in moved.items())]) == 2
+    assert not run_json.exists()
+
+
+def test_a_score_that_no_record_has_is_named_after_the_first_run(place, trained, capfd):  # noqa: F811
+    study = write(place, evaluations={}, scores={"test": "result.test_after", "STS-B": "result.test_aftr"})
+    assert main(["study", str(study)]) == 2
+    assert "score 'STS-B' of infonce-seed=1 has no number at result.test_aftr" in capfd.readouterr().err
+    assert len(trained) == 1 and not records(place / "records")
+
+
+def test_a_saved_arm_is_not_taken_for_the_preset_of_its_name(place, trained):  # noqa: F811
+    study = write(place, arms={"infonce": {}, "weibull": {"preset": "weince", "temperature": 0.1}})
+    assert main(["study", str(study)]) == 0
+    assert "gate" not in read_study(place / "records").arms["weibull"]
+    assert main(["compare", "--study", str(place / "records")]) == 0
+
+
 def test_models_are_kept_on_demand(place, trained):  # noqa: F811
     assert main(["study", str(write(place)), "--keep_models"]) == 0
     assert len([*(place / "records").glob("work/report/*/encoder/run.json")]) == 4

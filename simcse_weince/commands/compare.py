@@ -17,11 +17,10 @@ def run(arguments: Sequence[str]) -> None:
     options = parser.parse(arguments)
     if bool(options.runs) == bool(options.study) or (options.output and not options.study):
         raise InputError("give either RUN_DIRs or --study DIR; --output goes with --study")
-    check_output(options.report, "--report", [options.study])
     if options.study:
-        check_output(options.output, inputs=[options.study])
         _compare_study(options.study, options.report, options.output)
         return
+    check_output(options.report, "--report")
 
     from simcse_weince.extremes.runs import build_comparison, differences, read_runs, scores
 
@@ -44,7 +43,11 @@ def _compare_study(folder: str, report: str | None, output: str | None) -> None:
     from simcse_weince.study.plan import read_study
     from simcse_weince.study.report import summarize, to_markdown, write_page
 
-    summary = summarize(read_study(folder))
+    study = read_study(folder)
+    inputs = [folder, *map(str, (study.output_dir / "study.yaml", *study.output_dir.glob("*/*.json")))]
+    check_output(report, "--report", inputs)
+    check_output(output, inputs=inputs)
+    summary = summarize(study)
     sys.stdout.write(to_markdown(summary))
     if report:
         write_page(summary, report)

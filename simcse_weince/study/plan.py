@@ -38,7 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # Of the record of a run, what is read of it.
 _RECORD = {
-    "setting": dict, "processes": int, "options": dict, "select": float | int | None, "run": dict, "evaluations": dict,
+    "setting": dict, "made_by": dict, "options": dict, "select": float | int | None, "run": dict, "evaluations": dict,
     "curve": [{"step": int}], "seconds": float | int,
 }  # fmt: skip
 
@@ -140,6 +140,15 @@ class Study:
             means.append(-math.inf if None in scores else sum(scores))  # a collapsed encoder has no score
         return settings[means.index(max(means)) if means else 0]
 
+    def made_by(self, phase: str) -> dict[str, Any]:
+        """What else than its options makes a record of a phase, in a form that can be shared."""
+        evaluations = {
+            name: shlex.join("=".join(shareable(word.split("="))) for word in shlex.split(command))
+            for name, command in self.evaluations.items()
+        }
+        own = {"select": self.select} if phase == "settings" else {"evaluations": evaluations}
+        return {"command": self.command, "processes": self.processes, **own}
+
     def record_path(self, run: Run) -> Path:
         """Where the record of a run is kept."""
         return self.output_dir / run.phase / f"{run.name}.json"
@@ -148,18 +157,22 @@ class Study:
         """The record of a run, or None if it is not finished.
 
         Raises:
-            InputError: It is damaged, or was made with other options.
+            InputError: It is damaged, or was made with other options, evaluations or another `select`.
         """
         path = self.record_path(run)
         if not path.exists():
             return None
         record = read_json(path, _RECORD, "remove it, and the study makes it again")
-        if (shareable(record["options"]), record["processes"]) != (shareable(run.options), self.processes):
-            raise InputError(f"{path}: was made with other options or processes; use another output_dir")
+        made_by = self.made_by(run.phase)
+        differ = [name for name, value in made_by.items() if record["made_by"].get(name) != value]
+        if shareable(record["options"]) != shareable(run.options):
+            differ.insert(0, "options")
+        if differ:
+            raise InputError(f"{path}: was made with other {' and '.join(differ)}; use another output_dir")
         return record
 
 
-def lookup(record: Any, place: str) -> float | None:
+def lookup(record: Any, place: str, of: str = "a record") -> float | None:
     """The number at a dotted place of nested mappings and lists, such as ``result.dev_best``; None if undefined.
 
     Raises:
@@ -170,7 +183,7 @@ def lookup(record: Any, place: str) -> float | None:
             record = record[int(part)] if isinstance(record, list) else record[part]
         return None if record is None else float(record)
     except (LookupError, TypeError, ValueError):
-        raise InputError(f"a record has no number at {place}; name a place in run.json or an evaluation") from None
+        raise InputError(f"{of} has no number at {place}; name a place in run.json or an evaluation") from None
 
 
 def read_study(
@@ -190,7 +203,7 @@ def read_study(
     if path.is_dir():
         path, output_dir = path / "study.yaml", output_dir or path
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        content = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)
         content["output_dir"] = Path(output_dir or content["output_dir"])
         arms = dict.fromkeys(content["arms"]) if isinstance(content["arms"], list) else content["arms"]
         content["arms"] = {arm: _with_preset(arm, own or {}) for arm, own in arms.items()}
@@ -207,8 +220,25 @@ def read_study(
     return replace(study, baselines=study.baselines or list(study.arms)[:1])
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML keeps the last, and leaves dates text, as options have none."""
+
+    yaml_implicit_resolvers = {
+        letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        if twice := next((key for key, _ in reversed(node.value) if names.count(key.value) > 1), None):
+            raise ValueError(f"line {twice.start_mark.line + 1}: {twice.value} is given twice")
+        return super().construct_mapping(node, deep)
+
+
 def _with_preset(arm: str, own: dict[str, Any]) -> dict[str, Any]:
     preset = own.get("preset", arm)
+    if preset is None:  # as a study saves its arms, with all their options
+        return {name: value for name, value in own.items() if name != "preset"}
     if preset not in PRESETS and ("preset" in own or not own):
         raise ValueError(f"arm {arm}: no preset {preset} among {', '.join(PRESETS)}, and no options")
     return {**PRESETS.get(preset, {}), **{name: value for name, value in own.items() if name != "preset"}}

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import queue
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -60,10 +59,8 @@ def run_study(study: Study, *, parallel: int = 1, shard: tuple[int, int] = (1, 1
     failed: list[str] = []
     stop = threading.Event()
     content = shareable({name: value for name, value in vars(study).items() if name != "output_dir"})
-    content["evaluations"] = {
-        name: shlex.join("=".join(shareable(word.split("="))) for word in shlex.split(command))
-        for name, command in study.evaluations.items()
-    }
+    content["evaluations"] = study.made_by("report")["evaluations"]
+    content["arms"] = {arm: {"preset": None, **options} for arm, options in content["arms"].items()}
     write_text(study.output_dir / "study.yaml", yaml.safe_dump(content, sort_keys=False))
 
     def work(run: Run) -> None:
@@ -82,6 +79,9 @@ def run_study(study: Study, *, parallel: int = 1, shard: tuple[int, int] = (1, 1
             # Killed by the person or the machine; or the very first run, as when a file is missing.
             if error.returncode < 0 or error.returncode == 130 or not found + len(seconds):
                 stop.set()
+        except BaseException:
+            stop.set()
+            raise
         finally:
             slots.put(slot)
 
@@ -149,6 +149,9 @@ def _finish(study: Study, run: Run, environment: Mapping[str, str], keep_models:
         if study.record(run) is not None:
             return
         if not (encoder / "run.json").exists() or options_file.read_text(encoding="utf-8") != options:
+            if options_file.exists() and _shared(options_file.read_text(encoding="utf-8")) != _shared(options):
+                shutil.rmtree(encoder, ignore_errors=True)  # begun with other options: nothing of it counts
+            (encoder / "run.json").unlink(missing_ok=True)
             write_text(options_file, options)
             call(_launcher(study.processes), study.command, "--config", str(options_file),
                  "--output_dir", str(encoder), "--resume_from_checkpoint", "last")  # fmt: skip
@@ -165,14 +168,20 @@ def _finish(study: Study, run: Run, environment: Mapping[str, str], keep_models:
                 words = run.words(command, run=encoder, last=last)
                 call([sys.executable, "-m"], *words, "--output", str(folder / f"{name}.json"))
                 evaluations[name] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+            for title, place in study.scores.items():
+                lookup({**trained, **evaluations}, place, f"score {title!r} of {run.name}")
         record = {
             "phase": run.phase, "arm": run.arm, "setting": shareable(run.setting), "seed": run.seed,
-            "processes": study.processes, "options": shareable(run.options), "select": select, "run": trained,
+            "made_by": study.made_by(run.phase), "options": shareable(run.options), "select": select, "run": trained,
             "evaluations": evaluations, "curve": _curve(history), "seconds": time.perf_counter() - start,
         }  # fmt: skip
         write_json(study.record_path(run), record)
-    if not keep_models:
-        shutil.rmtree(folder)
+        if not keep_models:  # with the lock, for another study that waits for this run; it may write its log meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shared(options: str) -> Any:
+    return shareable(yaml.safe_load(options))
 
 
 def _curve(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

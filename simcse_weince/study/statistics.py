@@ -25,7 +25,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     return {"n": n, "mean": mean, "sd": sd, "low": low, "high": high}
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
+def paired_difference(first: Sequence[float], second: Sequence[float], comparisons: int = 1) -> dict[str, Any]:
     """Compare two arms seed by seed: the `spread` of the differences, ``p``, and the seeds for 0.5 and 1.0 points.
 
     ``p`` is two-sided, of the permutation test that flips the signs of the differences: exact up to 16 seeds, from
@@ -34,6 +34,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[s
     Args:
         first: Scores in points. Shape: (seeds,).
         second: Scores of the baseline with the same seeds, in the same order.
+        comparisons: How many differences are tested together, which is what the seeds have to be enough for.
 
     Raises:
         ValueError: The lengths differ, or are 0.
@@ -44,10 +45,13 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[s
     result = spread(differences)
     p = 1.0  # of one difference, which scipy refuses: either sign is as far from 0
     if len(differences) > 1:
+        # Whole numbers, whose sums are exact: rounded ones of equal size would be told apart, and p be too small.
+        whole = np.rint(np.multiply(differences, 1e9))
         p = stats.permutation_test(
-            (differences,), np.mean, permutation_type="samples", n_resamples=2**16, vectorized=True, random_state=0
+            (whole,), np.mean, permutation_type="samples", n_resamples=2**16, vectorized=True, random_state=0
         ).pvalue
-    needed = [None if result["sd"] is None else seeds_needed(result["sd"], points) for points in (0.5, 1.0)]
+    sd = result["sd"]
+    needed = [None if sd is None else seeds_needed(sd, points, comparisons) for points in (0.5, 1.0)]
     return {**result, "p": float(p), "seeds_for_half_a_point": needed[0], "seeds_for_a_point": needed[1]}
 
 
@@ -64,21 +68,28 @@ def fewest_seeds(comparisons: int) -> int:
     return math.ceil(math.log2(comparisons * 2 / 0.05))
 
 
-def seeds_needed(sd: float, difference: float, power: float = 0.8) -> int:
-    """The number of seeds with which a paired t test at 5 % finds a true difference with probability `power`.
+def seeds_needed(sd: float, difference: float, comparisons: int = 1, power: float = 0.8) -> int:
+    """The number of seeds with which a true difference is found, after correction, with probability `power`.
+
+    By a paired t test at 5 % divided by `comparisons`, the first step of Holm's correction. It is at least
+    `fewest_seeds`, and more where so few would have to agree in sign and would not with that probability.
 
     Args:
         sd: Standard deviation of the paired differences, itself an estimate.
         difference: True mean difference, in the unit of `sd`.
+        comparisons: How many differences are tested together.
         power: Probability of finding it.
     """
-    effect = difference / max(sd, 0.01 * difference)  # below that two seeds are enough anyway
+    level, fewest = 0.05 / comparisons, fewest_seeds(comparisons)
+    effect = difference / max(sd, 0.01 * difference)  # below that the fewest are enough anyway
+    if stats.norm.cdf(effect) ** fewest < power:
+        fewest += 1
     # The normal approximation is a lower bound, a few steps away.
-    start = ((stats.norm.ppf(0.975) + stats.norm.ppf(power)) / effect) ** 2
-    return next(n for n in itertools.count(max(2, int(start))) if _power(effect, n) >= power)
+    start = ((stats.norm.isf(level / 2) + stats.norm.ppf(power)) / effect) ** 2
+    return next(n for n in itertools.count(max(fewest, int(start))) if _power(effect, n, level) >= power)
 
 
-def _power(effect: float, n: int) -> float:
-    """Power of the two-sided one-sample t test at 5 %, from the noncentral t distribution."""
-    critical, shift = stats.t.ppf(0.975, n - 1), min(effect * math.sqrt(n), 37.0)  # above, scipy gives NaN
-    return float(stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift))
+def _power(effect: float, n: int, level: float) -> float:
+    """Power of the t test, from the noncentral t distribution; the tail of the wrong sign is left out."""
+    shift = min(effect * math.sqrt(n), 37.0)  # above, scipy gives NaN
+    return float(stats.nct.sf(stats.t.isf(level / 2, n - 1), n - 1, shift))
