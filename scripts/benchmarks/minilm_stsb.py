@@ -37,7 +37,7 @@ def main() -> None:
     results: dict[str, list[dict]] = {loss: [] for loss in options.losses}
     for seed in options.seeds:
         for loss in options.losses:
-            folder = options.output_dir / f"{loss}-{seed}"
+            folder = options.output_dir / f"{loss}-{options.max_steps}-{seed}"
             if not (folder / "run.json").is_file():
                 start = time.perf_counter()
                 command = [

@@ -86,7 +86,7 @@ def main() -> None:
         print(f"{d:4d}{-2 / (d - 1):10.3f}" + "".join(f"{row['shape']:11.3f}" for row in rows))
         print(f"{'+-':>14}" + "".join(f"{(row['high'] - row['low']) / 2:11.3f}" for row in rows))
 
-    embeddings(repeats // 4)
+    embeddings(max(1, repeats // 4))
 
 
 if __name__ == "__main__":

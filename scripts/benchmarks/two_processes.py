@@ -55,7 +55,7 @@ def main() -> None:
         for seed in options.seeds:
             scores = []
             for processes in (1, 2):
-                folder = options.output_dir / f"{masks}-{seed}-{processes}"
+                folder = options.output_dir / f"{masks}-{options.max_steps}-{options.batch}-{seed}-{processes}"
                 if not (folder / "run.json").is_file():
                     launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
                     # Port 0 is any free one. Not --cpu, with which the two would not be two.

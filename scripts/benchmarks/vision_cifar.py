@@ -20,7 +20,7 @@ SCORES = ("knn_test_accuracy", "knn_test_recall_at_1", "linear_test_accuracy")
 
 def train(options: argparse.Namespace, loss: str, seed: int) -> dict[str, float]:
     """Scores and seconds of an epoch of one run."""
-    folder = options.output_dir / f"{loss}-{seed}"
+    folder = options.output_dir / f"{loss}-{options.width}-{options.epochs}-{seed}"
     if not (folder / "run.json").is_file():
         command = [
             sys.executable, "-m", "simcse_weince.cli", "vision-train", "--images", options.images, "--loss", loss,
