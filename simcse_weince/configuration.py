@@ -25,6 +25,7 @@ _RENAMED: dict[str, str | None] = {
     "no_cuda": "use_cpu",
     "dropout_prob": "dropout",
     "logging_dir": None,
+    "preprocessing_num_workers": None,
     "save_safetensors": None,
 }
 # What belongs to one start of a run or to one machine, or is a secret, and so is in no saved configuration.

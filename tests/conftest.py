@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,3 +55,21 @@ def tiny_bert(tmp_path: Path) -> str:
     from tests.tiny_models import write_tiny_bert
 
     return write_tiny_bert(tmp_path / "tiny_bert")
+
+
+@pytest.fixture
+def uploads(monkeypatch):
+    """What would be uploaded, each time: the files and whether the token is in one of them."""
+    found = []
+
+    class Hub:
+        def create_repo(self, repo_id, **options):
+            return SimpleNamespace(repo_id=repo_id)
+
+        def upload_folder(self, *, folder_path, ignore_patterns=(), **options):
+            files = [path for path in Path(folder_path).rglob("*") if path.is_file() and "checkpoint-" not in str(path)]
+            secret = any(b"hf_secret" in path.read_bytes() for path in files)
+            found.append(({path.relative_to(folder_path).as_posix() for path in files}, secret))
+
+    monkeypatch.setattr("transformers.trainer.hf_api", Hub)
+    return found

@@ -58,6 +58,19 @@ def test_the_tokenizer_that_a_folder_lacks_can_be_named(place, tiny_bert, capfd)
     assert main([*map(str, words), "--tokenizer_name", tiny_bert]) == 0
 
 
+def test_a_revision_of_the_hub_can_be_named_wherever_an_encoder_is_loaded(place, tiny_bert, monkeypatch):
+    asked = []
+    real = simcse_weince.sentence.encoder.build_encoder
+
+    def build(model, *, model_revision, **options):
+        asked.append(model_revision)
+        return real(model, **options)
+
+    monkeypatch.setattr(simcse_weince.sentence.encoder, "build_encoder", build)
+    pairs = ["--pairs", str(place / "pairs.tsv"), "--model_revision", "v1.2"]
+    assert main(["evaluate", tiny_bert, *pairs]) == 0 and asked == ["v1.2"]
+
+
 def test_version(capfd):
     assert main(["--version"]) == 0
     assert capfd.readouterr().out == f"simcse-weince {simcse_weince.__version__}\n"
@@ -121,7 +134,6 @@ def test_what_is_read_is_not_written_over(place, tiny_bert, capfd):
                   ["encode", tiny_bert, text, "--output", text],
                   ["search", tiny_bert, pairs, "--pool", text, "--json", text],
                   ["diagnose", tiny_bert, text, "--report", text],
-                  ["compare", "--study", text, "--output", text],
                   ["vision-eval", tiny_bert, "--images", text, "--output", text]):  # fmt: skip
         assert "would replace what is read" in refused(capfd, *words)
     assert (place / "pairs.tsv").read_text() == PAIRS and "dog" in (place / "text.txt").read_text()

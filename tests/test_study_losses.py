@@ -75,9 +75,12 @@ def test_hardness_weighted_loss_adds_the_cosines_of_negatives_without_gradient(m
 
 
 def test_released_arguments_leave_its_own_defaults_alone():
-    assert LossArguments(loss="released").criterion_options() == {"temperature": 0.05}
-    options = LossArguments(loss="released", gate="0.0", floor=1e-3).criterion_options()
+    assert LossArguments(loss="released").options_of("released") == {"temperature": 0.05}
+    options = LossArguments(loss="released", gate="0.0", floor=1e-3).options_of("released")
     assert options == {"temperature": 0.05, "gate": 0.0, "floor": 1e-3}
+    # What is asked for in so many words is obeyed, though it is the default of another criterion.
+    options = LossArguments(loss="released", shape="anchor", floor=1e-4).options_of("released")
+    assert options == {"temperature": 0.05, "shape": "anchor", "floor": 1e-4}
 
 
 @pytest.mark.parametrize("loss", ["released", "mnrl-hardness"])

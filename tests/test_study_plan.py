@@ -235,7 +235,7 @@ def test_every_preset_is_a_command_line_of_the_trainer(tmp_path):
             ["--model_name_or_path", "m", "--train_file", "t", "--output_dir", str(tmp_path), "--use_cpu", *flags]
         )
         assert groups.loss.loss == options["loss"], arm
-        assert groups.loss.criterion_options()["temperature"] == 0.05
+        assert groups.loss.options_of(groups.loss.loss)["temperature"] == 0.05
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "scripts" / "studies").glob("*.yaml")), ids=str)

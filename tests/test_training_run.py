@@ -16,6 +16,7 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from transformers.trainer_utils import IntervalStrategy
 
 from simcse_weince import InfoNCELoss, ReleasedWeince, SimCSEArguments, SimCSETrainer, STSEvaluator, WeinceLoss
@@ -872,3 +873,48 @@ def test_accelerate_launch_runs_the_script(place):
     subprocess.run([*program, *command(place)], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}, timeout=300,
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     assert (place / "out" / "run.json").is_file()
+
+
+# ---- the hub ----
+
+
+PUSH = ["--push_to_hub", "--hub_model_id", "me/encoder", "--hub_token", "hf_secret"]
+
+
+def test_what_is_pushed_is_finished_and_holds_no_pickle_no_token_and_no_head(place, uploads):
+    run(place, "--max_steps", "2", "--eval_steps", "1", *PUSH)
+    [(files, secret)] = uploads
+    assert {"model.safetensors", "modules.json", "README.md", "run.json", "training_config.yaml"} <= files
+    assert not files & {"training_args.bin", "loss_state.safetensors"} and not secret
+    assert not [*place.glob("out/**/training_args.bin")] and not (place / "out/loss_state.safetensors").exists()
+
+
+# ---- the trainer without the command line ----
+
+
+def test_the_default_metric_is_that_of_the_evaluator(place):
+    model = build_encoder(str(place / "encoder"), pooler_type="cls")
+    arguments = SimCSEArguments(str(place / "api"), max_steps=2, eval_steps=1, use_cpu=True, report_to="none")
+    data = Dataset.from_dict({"text": SENTENCES})
+    options = {"model": model, "args": arguments, "train_dataset": data, "loss": WeinceLoss(model)}
+    with pytest.raises(ValueError, match="'stsb_spearman' is a score of an STSEvaluator"):
+        SimCSETrainer(**options, evaluator=EmbeddingSimilarityEvaluator(["a"], ["b"], [1.0]))
+    evaluator = STSEvaluator(read_pairs(place / "pairs.tsv"), "mine")
+    trainer = SimCSETrainer(**options, evaluator=evaluator)
+    trainer.train()
+    assert trainer.args.metric_for_best_model == "eval_mine_spearman_cosine" and trainer.state.best_metric is not None
+
+
+@pytest.mark.parametrize("words", [["--learning_rate", "1e-2"], ["--weight_decay", "0.5"], ["--warmup_steps", "3"]])
+def test_a_checkpoint_does_not_go_on_with_another_optimization_which_it_would_not_obey(place, capfd, words):
+    run(place, "--max_steps", "2")
+    assert main(["train", *command(place, "--resume_from_checkpoint", "last", *words)]) == 2
+    assert f"was written with {words[0]}" in capfd.readouterr().err
+
+
+def test_no_checkpoints_with_the_best_one_to_be_kept_is_said_to_be_impossible(place, caplog):
+    parse_training_arguments(command(place, "--save_strategy", "no"))
+    assert "--no_load_best_model_at_end" in caplog.text
+    caplog.clear()
+    parse_training_arguments(command(place, "--save_strategy", "no", "--no_load_best_model_at_end"))
+    assert not caplog.text

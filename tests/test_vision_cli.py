@@ -422,3 +422,21 @@ def test_a_damaged_configuration_beside_the_encoder_is_one_sentence(
     shutil.copytree(finished, encoder, ignore=shutil.ignore_patterns("checkpoint-*"))
     (encoder / "training_config.yaml").write_text(content)
     assert "training_config.yaml: " in refused(capfd, command, encoder, "--images", source)
+
+
+def test_an_option_of_another_criterion_is_refused(source, tmp_path, capfd):
+    words = ["vision-train", *command(source, tmp_path / "run"), "--loss", "infonce", "--pivot", "0.05"]
+    assert "--pivot means nothing with --loss infonce" in refused(capfd, *words)
+
+
+def test_fp16_without_a_gpu_is_said_to_be_something_else(tmp_path, caplog):
+    parse_vision_arguments(["--images", "x", "--output_dir", str(tmp_path), "--use_cpu", "--fp16"])
+    assert "--fp16 needs a GPU; using" in caplog.text
+
+
+def test_the_pushed_folder_is_the_finished_encoder(source, tmp_path, uploads):
+    push = ["--push_to_hub", "--hub_model_id", "me/x", "--hub_token", "hf_secret"]
+    vision_train.run(command(source, tmp_path / "run", *push))
+    [(files, secret)] = uploads
+    assert {"config.json", "model.safetensors", "run.json"} <= files and "training_args.bin" not in files and not secret
+    assert AutoModel.from_pretrained(tmp_path / "run").config.model_type

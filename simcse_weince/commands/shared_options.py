@@ -78,6 +78,7 @@ def add_encoder_options(parser: argparse.ArgumentParser) -> None:
                         help="pooling instead of the one that the model stores")  # fmt: skip
     parser.add_argument("--tokenizer_name", help="another tokenizer than the model's own")
     parser.add_argument("--batch_size", type=at_least(1), default=128, help="sentences encoded at a time")
+    parser.add_argument("--model_revision", help="branch, tag or commit on the hub")
     parser.add_argument("--torch_dtype", help="type of the weights, for example bfloat16; default: as stored")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the first GPU if there is one")
     parser.add_argument("--cache_dir", help="where downloads are kept; default: the Hugging Face cache")
@@ -88,7 +89,8 @@ def load_encoder(model: str, options: argparse.Namespace) -> "SimCSEEncoder":
     """Load an encoder as the options of :func:`add_encoder_options` say."""
     from simcse_weince.sentence.encoder import build_encoder
 
-    names = ("pooler_type", "tokenizer_name", "torch_dtype", "device", "cache_dir", "trust_remote_code")
+    names = ("pooler_type", "tokenizer_name", "torch_dtype", "device", "cache_dir", "model_revision",
+             "trust_remote_code")  # fmt: skip
     return build_encoder(model, **{name: getattr(options, name) for name in names})
 
 

@@ -2,13 +2,14 @@
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
+from transformers import TrainingArguments
 from transformers.training_args import ParallelMode
 
 from simcse_weince.configuration import check_numbers, check_training_numbers, option, parse_groups
@@ -16,6 +17,9 @@ from simcse_weince.errors import InputError
 from simcse_weince.sentence.encoder import PoolerType
 
 logger = logging.getLogger(__name__)
+
+# A score of an STSEvaluator by whatever name it has.
+DEFAULT_METRIC = "stsb_spearman"
 
 
 @dataclass
@@ -74,8 +78,18 @@ class TailArguments:
     evidence_sharpness: float = option(1.0, "Slope of the evidence gate")
     evidence_margin: float = option(2.0, "Evidence at which its gate is half open")
 
-    def values(self, names: Iterable[str]) -> dict[str, Any]:
-        """Options that are set, as keywords of a criterion: the fixed numbers of gate and shape are converted."""
+    def options_of(self, loss: str) -> dict[str, Any]:
+        """Options of a criterion, fixed numbers converted; InputError for one that belongs to another."""
+        of_the_host = ("loss", "mask_duplicates", "gather_across_devices", "mini_batch_size")
+        own = {item.name: item.default for item in fields(self) if item.name not in of_the_host}
+        given = {name for name, default in own.items() if getattr(self, name) != default}
+        known = {"infonce": {"temperature"}, "mnrl-hardness": {"temperature", "hardness_strength"}}.get(
+            loss, own.keys() - {"hardness_strength"}
+        )
+        for name in sorted(given - known):
+            raise InputError(f"--{name} means nothing with --loss {loss}; remove it or choose another --loss")
+        # The released objective has defaults of its own, which what is not given leaves alone.
+        names = given | {"temperature"} if loss == "released" else known
         options = {name: value for name in names if (value := getattr(self, name)) is not None}
         for name in {"gate", "shape"} & options.keys():
             with suppress(ValueError):  # a word is checked by the criterion
@@ -91,26 +105,12 @@ class LossArguments(TailArguments):
         "weince", "Criterion; released: that of the authors' script, mnrl-hardness: sentence-transformers' own"
     )
     temperature: float = option(0.05, "Divides the cosines of the softmax part")
-    shape: str = option("anchor", "Tail shape: anchor, shrunk, or a fixed number")
-    floor: float = option(1e-4, "Added to the shortfall before its logarithm")
+    shape: str | None = option(None, "Tail shape: anchor, shrunk, or a number; default: anchor, for released 1.0")
+    floor: float | None = option(None, "Added to the shortfall; default: 1e-4, for released 1e-6")
     hardness_strength: float = option(9.0, "Weight of the negatives' cosines in mnrl-hardness")
     mask_duplicates: bool = option(True, "Equal token ids after truncation are not each other's negatives")
     gather_across_devices: bool = option(True, "Compare with the candidates of all processes, not only one's own")
     mini_batch_size: int | None = option(None, "Embed so many rows at a time (GradCache): large batches, little memory")
-
-    def criterion_options(self) -> dict[str, Any]:
-        """Options of the chosen criterion, fixed numbers converted; InputError for one that belongs to another."""
-        of_the_host = ("loss", "mask_duplicates", "gather_across_devices", "mini_batch_size")
-        own = {item.name: item.default for item in fields(self) if item.name not in of_the_host}
-        given = {name for name, default in own.items() if getattr(self, name) != default}
-        known = {"infonce": {"temperature"}, "mnrl-hardness": {"temperature", "hardness_strength"}}.get(
-            self.loss, own.keys() - {"hardness_strength"}
-        )
-        for name in sorted(given - known):
-            raise InputError(f"--{name} means nothing with --loss {self.loss}; remove it or choose another --loss")
-        # The released objective has defaults of its own, which what is not given leaves alone.
-        names = given | {"temperature"} if self.loss == "released" else known
-        return self.values(names)
 
 
 @dataclass
@@ -136,7 +136,7 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
     save_steps: float = option(0, "Steps between checkpoints; 0, and with --load_best_model_at_end: as --eval_steps")
     save_total_limit: int | None = option(2, "Checkpoints to keep beside the best one")
     load_best_model_at_end: bool = option(True, "Save the checkpoint with the best --metric_for_best_model")
-    metric_for_best_model: str | None = option("stsb_spearman", "Score that chooses the best checkpoint")
+    metric_for_best_model: str | None = option(DEFAULT_METRIC, "Score that chooses the best checkpoint")
     logging_steps: float = option(25, "Steps between log lines")
     logging_nan_inf_filter: bool = option(False, "Hide a loss that is not finite, which else ends the training")
     overwrite_output_dir: bool = option(False, "Allow an --output_dir that already holds a run")
@@ -147,18 +147,15 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
         """Fill what depends on other arguments or on this machine."""
         if not self.output_dir:
             raise InputError("--output_dir is missing")
-        # transformers refuses bfloat16 on a machine without a GPU unless it is told that the CPU is meant.
-        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
-        if self.fp16 and self.use_cpu:
-            self.fp16, self.bf16 = False, has_fast_bfloat16()
-            logger.warning("--fp16 needs a GPU; using %s instead", "bfloat16" if self.bf16 else "float32")
-        elif self.bf16 and self.use_cpu and not has_fast_bfloat16():
-            logger.warning("this CPU has no bfloat16 arithmetic: without --bf16 training is several times faster")
+        fit_to_cpu(self)
         if self.eval_strategy == "no":
             self.load_best_model_at_end = False
             self.eval_on_start = False
             self.metric_for_best_model = None
         if self.load_best_model_at_end:
+            if self.save_strategy not in ("steps", self.eval_strategy):
+                logger.warning("the best evaluation needs its checkpoint: --save_strategy is that of evaluations; for "
+                               "none use --no_load_best_model_at_end")  # fmt: skip
             self.save_strategy = self.eval_strategy
         every = (self.eval_steps or self.logging_steps) if self.eval_strategy == "steps" else 500
         if self.load_best_model_at_end and self.eval_strategy == "steps" and self.save_steps not in (0, every):
@@ -168,8 +165,6 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
         self.save_steps = self.save_steps or every
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
-        if self.use_cpu:
-            self.dataloader_pin_memory = False
         super().__post_init__()
         loading: Any = self.accelerator_config
         if loading.dispatch_batches is None:
@@ -183,6 +178,20 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
     def max_length(self) -> int:
         """The name under which sentence-transformers' trainer looks for the length of training texts."""
         return self.max_seq_length
+
+
+def fit_to_cpu(arguments: TrainingArguments) -> None:
+    """Where there is no GPU: train on the CPU, in a precision that it has, and say so."""
+    # transformers refuses bfloat16 on a machine without a GPU unless it is told that the CPU is meant.
+    arguments.use_cpu = arguments.use_cpu or not torch.accelerator.is_available()
+    if not arguments.use_cpu:
+        return
+    arguments.dataloader_pin_memory = False
+    if arguments.fp16:
+        arguments.fp16, arguments.bf16 = False, has_fast_bfloat16()
+        logger.warning("--fp16 needs a GPU; using %s instead", "bfloat16" if arguments.bf16 else "float32")
+    elif arguments.bf16 and not has_fast_bfloat16():
+        logger.warning("this CPU has no bfloat16 arithmetic: without --bf16 training is several times faster")
 
 
 def has_fast_bfloat16() -> bool:

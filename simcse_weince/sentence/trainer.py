@@ -18,9 +18,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from simcse_weince.errors import InputError
 from simcse_weince.outputs import replacing_files_of
+from simcse_weince.sentence.arguments import DEFAULT_METRIC
 from simcse_weince.sentence.dropout import cpu_dropout
 from simcse_weince.sentence.encoder import keeping_modes
 from simcse_weince.sentence.first_token import first_token_only
+from simcse_weince.sentence.sts import STSEvaluator
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,10 @@ class LossTrainer(Trainer):
         if self.args.should_save:
             _save_loss_state(self, Path(output_dir))
 
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        # The host would upload a pickle of the arguments, with the token in it, and what only a checkpoint holds.
+        logger.debug("%s stays here: only what is finished is pushed", Path(checkpoint_folder).name)
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         # The host hands a model on under FSDP alone, and sentence-transformers' trainer takes none.
         super()._load_from_checkpoint(resume_from_checkpoint, *([] if model is None else [model]))
@@ -112,11 +118,25 @@ class SimCSETrainer(LossTrainer, SentenceTransformerTrainer):
     * Checkpoints hold the state of the loss and of a train-only head; both are restored on resume and with the best
       model (sentence-transformers issues 3756 and 3344). The saved model never holds them.
     * A model is written to a temporary folder and moved into place; no pickled arguments are written.
+    * ``args.push_to_hub`` uploads what is saved at the end, as with ``hub_strategy="end"``, and no checkpoint.
+    * The default ``metric_for_best_model`` of `SimCSEArguments` is the Spearman correlation of an `STSEvaluator`.
     * ``args.max_seq_length`` and ``args.pad_to_max_length`` of `SimCSEArguments` shape the training batches only.
     * Where the first token is pooled the last layer is computed for it alone, see `first_token_only`, and on a CPU
       dropout is drawn more cheaply, see `cpu_dropout`; not with ``args.torch_compile``. The loss is given sentence
       embeddings, and token embeddings of the first token at most.
     """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Create the trainer, from the arguments of the host's."""
+        super().__init__(*args, **options)
+        if (self.args.metric_for_best_model or "").removeprefix("eval_") == DEFAULT_METRIC:
+            if isinstance(self.evaluator, STSEvaluator):
+                self.args.metric_for_best_model = f"eval_{self.evaluator.primary_metric}"
+            elif self.args.load_best_model_at_end:
+                raise ValueError(
+                    f"metric_for_best_model={DEFAULT_METRIC!r} is a score of an STSEvaluator; name one of your "
+                    "evaluator's, or set load_best_model_at_end=False"
+                )
 
     def get_data_collator(self, model: Any, args: Any, processing_class: Any = None) -> BaseDataCollator:
         """The host's collator, padding to the full length where the arguments say so."""

@@ -30,6 +30,7 @@ from simcse_weince.losses import (
 )
 from simcse_weince.outputs import write_json
 from simcse_weince.sentence.arguments import (
+    DEFAULT_METRIC,
     DataArguments,
     LossArguments,
     ModelArguments,
@@ -66,7 +67,8 @@ _FALLEN = 0.02
 _OF_THE_RUN = {item.name for group in (ModelArguments, LossArguments) for item in fields(group)} - {"cache_dir"} | {
     "per_device_train_batch_size", "gradient_accumulation_steps", "max_seq_length", "seed", "optim",
     "max_train_samples", "text_column", "encoding", "dedupe", "skip_bad", "streaming", "dataset_name", "dataset_split",
-    "dataset_config_name", "data_seed", "batch_sampler",
+    "dataset_config_name", "data_seed", "batch_sampler", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2",
+    "adam_epsilon", "optim_args", "max_grad_norm", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
 }  # fmt: skip
 
 
@@ -135,7 +137,7 @@ def train(groups: TrainingGroups) -> TrainingResult:
         if test and main_process:
             with trainer.without_autocast():  # the score that the model card shows
                 STSEvaluator(test, "sts-test" if test.name == "stsb" else "test", arguments.eval_batch_size)(encoder)
-        trainer.save_model()
+        trainer.save_model(_internal_call=True)  # pushed below, with what says how it was made
         trainer.save_state()
 
         scores = _dev_scores(trainer)
@@ -171,6 +173,8 @@ def train(groups: TrainingGroups) -> TrainingResult:
             write_json(output_dir / "run.json", run)
             _check_saved(saved, result, dev, arguments)
             _warn_of_decline(result)
+    if arguments.push_to_hub and main_process:  # all of it, and without the lock
+        trainer.push_to_hub()
     return result
 
 
@@ -237,7 +241,7 @@ def _metric_name(arguments: SimCSEArguments, dev: GradedPairs | None) -> str | N
     """Resolve the metric that selects the best checkpoint, which the host would look for only after an evaluation."""
     if dev is None:
         return None
-    wish = (arguments.metric_for_best_model or "stsb_spearman").removeprefix("eval_")
+    wish = (arguments.metric_for_best_model or DEFAULT_METRIC).removeprefix("eval_")
     names = {f"{_dev_name(dev)}_{kind}_cosine": kind for kind in ("spearman", "pearson")}
     for name, kind in names.items():
         if wish in (name, kind, f"{kind}_cosine", f"stsb_{kind}", f"sts-dev_{kind}_cosine"):
@@ -309,7 +313,7 @@ def _check_batches(corpus: Corpus, arguments: SimCSEArguments, loss: LossArgumen
 
 def _loss_options(arguments: LossArguments) -> dict[str, Any]:
     """Options of the criterion, tried out now: a wrong one must not wait for the encoder."""
-    options = arguments.criterion_options()
+    options = arguments.options_of(arguments.loss)
     if arguments.mini_batch_size is not None and arguments.loss not in _CACHED_LOSSES:
         raise InputError(f"--mini_batch_size goes with --loss {' or '.join(_CACHED_LOSSES)}, not {arguments.loss}")
     try:
@@ -378,7 +382,8 @@ def _build_loss(
     encoder: SimCSEEncoder, loss: LossArguments, options: dict[str, Any], arguments: SimCSEArguments
 ) -> nn.Module:
     if loss.loss == "mnrl-hardness":
-        return HardnessWeightedLoss(encoder, gather_across_devices=loss.gather_across_devices, **options)
+        gather = loss.gather_across_devices and arguments.world_size > 1  # the host warns where there is nothing to
+        return HardnessWeightedLoss(encoder, gather_across_devices=gather, **options)
     host: dict[str, Any] = {
         "mask_duplicates": loss.mask_duplicates,
         "gather_across_devices": loss.gather_across_devices,

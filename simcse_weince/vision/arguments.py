@@ -3,17 +3,16 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import torch
 from transformers import TrainingArguments
 from transformers.training_args import ParallelMode
 
 from simcse_weince.configuration import check_numbers, check_training_numbers, option, parse_groups
 from simcse_weince.criterion import InfoNCE, ReleasedWeince, Weince
 from simcse_weince.errors import InputError
-from simcse_weince.sentence.arguments import TailArguments, has_fast_bfloat16
+from simcse_weince.sentence.arguments import TailArguments, fit_to_cpu
 from simcse_weince.vision.probe import ProbeOptions
 from simcse_weince.vision.views import ViewOptions
 
@@ -83,13 +82,12 @@ class VisionLossArguments(TailArguments):
         """The chosen criterion in the layout of two views.
 
         Raises:
-            InputError: an option is out of range.
+            InputError: an option is out of range, or belongs to another criterion.
         """
-        known = {item.name for item in fields(self)} - {"loss", "gather_across_devices"}
-        names = {"temperature"} if self.loss == "infonce" else known
+        options = self.options_of(self.loss)
         try:
             kinds = {"infonce": InfoNCE, "weince": Weince, "released": ReleasedWeince}
-            return kinds[self.loss](layout="both_views", **self.values(names))
+            return kinds[self.loss](layout="both_views", **options)
         except (ValueError, TypeError) as error:
             raise InputError(f"loss options: {error}") from error
 
@@ -147,11 +145,7 @@ class VisionArguments(TrainingArguments):
         self.lr_scheduler_type = self.lr_scheduler_type or ("cosine" if lars else "constant")
         self.warmup_steps = self.warmup_steps if self.warmup_steps is not None else 0.1 * lars
         self.weight_decay = self.weight_decay if self.weight_decay is not None else 1e-6 * lars
-        # transformers refuses bfloat16 on a machine without a GPU unless it is told that the CPU is meant.
-        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
-        if self.use_cpu:
-            self.fp16, self.bf16 = False, self.bf16 or (self.fp16 and has_fast_bfloat16())
-            self.dataloader_pin_memory = False
+        fit_to_cpu(self)
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
         if self.load_best_model_at_end or self.lr_scheduler_type == "reduce_lr_on_plateau":

@@ -13,6 +13,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from simcse_weince.criterion import InfoNCE
 from simcse_weince.errors import InputError
 from simcse_weince.gather import Shard
+from simcse_weince.outputs import write_text
 from simcse_weince.sentence.trainer import LossTrainer
 from simcse_weince.vision.arguments import VisionArguments
 from simcse_weince.vision.backbones import VisionEncoder
@@ -21,6 +22,16 @@ from simcse_weince.vision.probe import Labelled, extract_features, knn_scores, s
 
 # Decides which labelled images are bank and which are queries of the score during training: the same in every run.
 _KNN_SPLIT_SEED = 0
+
+_MODEL_CARD = """\
+---
+library_name: transformers
+pipeline_tag: image-feature-extraction
+---
+
+An image encoder trained with simcse-weince: after `import simcse_weince.vision` it is loaded by
+`AutoModel.from_pretrained`. Its scores, and how it was made, are in `run.json`.
+"""
 
 
 class ImageBatches(Dataset):
@@ -189,10 +200,14 @@ class VisionTrainer(LossTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the encoder as a folder of transformers; into a checkpoint, its weights as the host restores them."""
-        if _internal_call:
+        if _internal_call and output_dir is not None:  # without a folder, the call is by push_to_hub
             super().save_model(output_dir, _internal_call=True)
         elif self.args.should_save:
             self.encoder.save_pretrained(str(output_dir or self.args.output_dir))
+
+    def create_model_card(self, *args: Any, **options: Any) -> None:
+        """Write a card that points to what the run has left; the host's draft asks for a model of transformers."""
+        write_text(Path(str(self.args.output_dir), "README.md"), _MODEL_CARD)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         state_dict = self.encoder.state_dict() if state_dict is None else state_dict
