@@ -33,6 +33,7 @@ from simcse_weince.outputs import versions, write_text
 logger = logging.getLogger(__name__)
 
 _CONFIG_NAME = "training_config.yaml"
+_LOCK_NAME = ".lock"
 # What makes a folder look like that of a finished run.
 _RESULTS = ("run.json", "modules.json", "model*.safetensors*", "projection_head.safetensors", TRAINER_STATE_NAME,
             "train_results.json", "all_results.json")  # fmt: skip
@@ -209,11 +210,18 @@ def only_writer(arguments: TrainingArguments) -> Iterator[None]:
     output_dir = Path(str(arguments.output_dir))
     output_dir.mkdir(parents=True, exist_ok=True)
     try:
-        held = FileLock(output_dir / ".lock").acquire(timeout=0)
+        held = FileLock(output_dir / _LOCK_NAME).acquire(timeout=0)
     except Timeout:
         raise InputError(f"{output_dir}: another run is writing there; choose another --output_dir") from None
     with held:
         yield
+
+
+def push(trainer: Trainer) -> None:
+    """Upload the finished folder if the arguments say so; after the block of `only_writer`, whose lock is no result."""
+    if trainer.args.push_to_hub:
+        Path(str(trainer.args.output_dir), _LOCK_NAME).unlink(missing_ok=True)
+        trainer.push_to_hub()
 
 
 def try_out(trainer: Trainer) -> None:

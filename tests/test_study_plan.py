@@ -117,11 +117,27 @@ def test_records_that_were_made_another_way_are_refused(tmp_path, changes, named
         changed.record(run)
 
 
+def test_records_from_before_they_said_how_they_were_made_are_read(tmp_path):
+    study = plan(tmp_path)
+    run = study.runs("settings")[0]
+    finish(study, run, made_by=None, processes=1)
+    assert study.record(run)["select"] == 0.8
+    with pytest.raises(InputError, match="other processes"):
+        plan(tmp_path, processes=2).record(run)
+
+
 def test_a_key_that_is_given_twice_is_refused_with_its_line(tmp_path):
     path = write(tmp_path)
     path.write_text(path.read_text().replace("  weince: {}", "  weince: {}\n  infonce: {temperature: 0.3}"))
     line = path.read_text().splitlines().index("  infonce: {temperature: 0.3}") + 1
     with pytest.raises(InputError, match=f"study.yaml: line {line}: infonce is given twice"):
+        read_study(path)
+
+
+def test_a_mapping_may_be_merged_into_another(tmp_path):
+    path = write(tmp_path)
+    path.write_text(path.read_text() + "curves: [&a {x: 1}, {<<: *a, y: 2}]\n")
+    with pytest.raises(InputError, match=r"curves must be .*\[{'x': 1}, {'x': 1, 'y': 2}\]"):
         read_study(path)
 
 

@@ -104,7 +104,24 @@ def test_runs_that_were_not_made_alike_are_named(study):
         corpus = {"files": [{"name": "text.txt", "sha256": "a" if run.seed < 3 else "b"}]}
         score, precision = {"test_after": SCORES[run.arm][run.seed - 1]}, "bf16" if run.arm == "weince" else "float32"
         finish(study, run, run={"precision": precision, "corpus": corpus, "result": score})
-    assert "The runs were not made alike: they differ in files, precision." in to_markdown(summarize(study))
+    assert "The runs were not made alike: they differ in data, precision." in to_markdown(summarize(study))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"run": {"images": {"bank": {"name": "x.npz", "sha256": "b"}}}},
+        {"run": {"corpus": {"files": [{"name": "b/stream"}]}}},
+        {"evaluations": {"suite": {"tasks": [{"files": {"STS.input.a.txt": "b"}}]}}},
+    ],
+)
+def test_data_of_any_kind_is_compared(tmp_path, other):
+    study = plan(tmp_path, arms=["infonce", "weibull"], grid={}, seeds={"report": [1]})
+    for run in study.runs("report"):
+        text = json.dumps({"run": {}, **other})
+        record = json.loads(text if run.arm == "infonce" else text.replace('"b', '"a'))
+        finish(study, run, **{**record, "run": {**record["run"], "result": {"test_after": 0.7}}})
+    assert "they differ in data." in verdict(summarize(study))
 
 
 def test_names_break_neither_a_table_nor_a_figure(tmp_path):

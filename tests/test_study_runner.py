@@ -207,6 +207,13 @@ def test_a_run_that_was_begun_with_other_options_is_begun_anew(place, trained): 
     assert [call["words"][0] for call in trained] == ["train", "train"] and not left.exists()
 
 
+def test_a_run_that_was_begun_on_another_number_of_devices_is_begun_anew(place, trained):  # noqa: F811
+    one = {"arms": {"infonce": {}}, "evaluations": {}, "seeds": {"report": [1]}}
+    assert main(["study", str(write(place, **one, scores={"x": "result.nothing"}))]) == 2
+    assert main(["study", str(write(place, **one, scores={"x": "result.test_after"}, processes=2))]) == 0
+    assert ["accelerate.commands.launch" in call["command"] for call in trained] == [False, True]
+
+
 def test_a_refused_training_leaves_no_older_result_behind(place, trained):  # noqa: F811
     study = write(place, arms={"infonce": {}}, seeds={"report": [1]}, evaluations={}, scores={"x": "result.nothing"})
     assert main(["study", str(study)]) == 2
@@ -231,6 +238,11 @@ def test_a_saved_arm_is_not_taken_for_the_preset_of_its_name(place, trained):  #
     assert main(["study", str(study)]) == 0
     assert "gate" not in read_study(place / "records").arms["weibull"]
     assert main(["compare", "--study", str(place / "records")]) == 0
+
+
+def test_a_date_on_the_command_line_is_text(place, trained):  # noqa: F811
+    assert main(["study", str(write(place)), "--set", "model_revision=2024-01-01"]) == 0
+    assert all(record["options"]["model_revision"] == "2024-01-01" for record in records(place / "records").values())
 
 
 def test_models_are_kept_on_demand(place, trained):  # noqa: F811

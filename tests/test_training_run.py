@@ -885,7 +885,7 @@ def test_what_is_pushed_is_finished_and_holds_no_pickle_no_token_and_no_head(pla
     run(place, "--max_steps", "2", "--eval_steps", "1", *PUSH)
     [(files, secret)] = uploads
     assert {"model.safetensors", "modules.json", "README.md", "run.json", "training_config.yaml"} <= files
-    assert not files & {"training_args.bin", "loss_state.safetensors"} and not secret
+    assert not files & {"training_args.bin", "loss_state.safetensors", ".lock"} and not secret
     assert not [*place.glob("out/**/training_args.bin")] and not (place / "out/loss_state.safetensors").exists()
 
 
@@ -900,9 +900,15 @@ def test_the_default_metric_is_that_of_the_evaluator(place):
     with pytest.raises(ValueError, match="'stsb_spearman' is a score of an STSEvaluator"):
         SimCSETrainer(**options, evaluator=EmbeddingSimilarityEvaluator(["a"], ["b"], [1.0]))
     evaluator = STSEvaluator(read_pairs(place / "pairs.tsv"), "mine")
+    both = SimCSETrainer(**options, evaluator=[EmbeddingSimilarityEvaluator(["a"], ["b"], [1.0]), evaluator])
+    assert both.args.metric_for_best_model == "eval_mine_spearman_cosine"
+    arguments.metric_for_best_model = "stsb_spearman"
     trainer = SimCSETrainer(**options, evaluator=evaluator)
     trainer.train()
     assert trainer.args.metric_for_best_model == "eval_mine_spearman_cosine" and trainer.state.best_metric is not None
+    options["args"] = replace(arguments, metric_for_best_model="stsb_spearman", load_best_model_at_end=False)
+    other = SimCSETrainer(**options, evaluator=EmbeddingSimilarityEvaluator(["a"], ["b"], [1.0]))
+    assert other.args.metric_for_best_model is None  # the host would ask for it at each evaluation
 
 
 @pytest.mark.parametrize("words", [["--learning_rate", "1e-2"], ["--weight_decay", "0.5"], ["--warmup_steps", "3"]])

@@ -33,12 +33,14 @@ def run(arguments: Sequence[str]) -> None:
 def _assignment(text: str) -> tuple[str, Any]:
     import yaml
 
+    from simcse_weince.study.plan import load_yaml
+
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
     try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError:
+        return name, load_yaml(value)
+    except (yaml.YAMLError, ValueError):
         raise argparse.ArgumentTypeError(f"{text} holds no value that YAML can read; quote it") from None
 
 

@@ -100,7 +100,8 @@ class LossTrainer(Trainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         # The host would upload a pickle of the arguments, with the token in it, and what only a checkpoint holds.
-        logger.debug("%s stays here: only what is finished is pushed", Path(checkpoint_folder).name)
+        if "checkpoint" in self.args.hub_strategy:
+            logger.warning("%s stays here: only what is finished is pushed", Path(checkpoint_folder).name)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         # The host hands a model on under FSDP alone, and sentence-transformers' trainer takes none.
@@ -130,13 +131,14 @@ class SimCSETrainer(LossTrainer, SentenceTransformerTrainer):
         """Create the trainer, from the arguments of the host's."""
         super().__init__(*args, **options)
         if (self.args.metric_for_best_model or "").removeprefix("eval_") == DEFAULT_METRIC:
-            if isinstance(self.evaluator, STSEvaluator):
-                self.args.metric_for_best_model = f"eval_{self.evaluator.primary_metric}"
-            elif self.args.load_best_model_at_end:
+            evaluators = [self.evaluator, *getattr(self.evaluator, "evaluators", [])]
+            names = [f"eval_{one.primary_metric}" for one in evaluators if isinstance(one, STSEvaluator)]
+            if not names and self.args.load_best_model_at_end:
                 raise ValueError(
                     f"metric_for_best_model={DEFAULT_METRIC!r} is a score of an STSEvaluator; name one of your "
                     "evaluator's, or set load_best_model_at_end=False"
                 )
+            self.args.metric_for_best_model = names[0] if names else None
 
     def get_data_collator(self, model: Any, args: Any, processing_class: Any = None) -> BaseDataCollator:
         """The host's collator, padding to the full length where the arguments say so."""

@@ -173,8 +173,8 @@ def train(groups: TrainingGroups) -> TrainingResult:
             write_json(output_dir / "run.json", run)
             _check_saved(saved, result, dev, arguments)
             _warn_of_decline(result)
-    if arguments.push_to_hub and main_process:  # all of it, and without the lock
-        trainer.push_to_hub()
+    if main_process:
+        run_folder.push(trainer)
     return result
 
 

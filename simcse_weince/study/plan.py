@@ -38,7 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # Of the record of a run, what is read of it.
 _RECORD = {
-    "setting": dict, "made_by": dict, "options": dict, "select": float | int | None, "run": dict, "evaluations": dict,
+    "setting": dict, "options": dict, "select": float | int | None, "run": dict, "evaluations": dict,
     "curve": [{"step": int}], "seconds": float | int,
 }  # fmt: skip
 
@@ -164,7 +164,9 @@ class Study:
             return None
         record = read_json(path, _RECORD, "remove it, and the study makes it again")
         made_by = self.made_by(run.phase)
-        differ = [name for name, value in made_by.items() if record["made_by"].get(name) != value]
+        # Older records say the number of processes alone.
+        before = record.get("made_by") or {"processes": record.get("processes", self.processes)}
+        differ = [name for name, value in before.items() if made_by.get(name) != value]
         if shareable(record["options"]) != shareable(run.options):
             differ.insert(0, "options")
         if differ:
@@ -203,7 +205,7 @@ def read_study(
     if path.is_dir():
         path, output_dir = path / "study.yaml", output_dir or path
     try:
-        content = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)
+        content = load_yaml(path.read_text(encoding="utf-8-sig"))
         content["output_dir"] = Path(output_dir or content["output_dir"])
         arms = dict.fromkeys(content["arms"]) if isinstance(content["arms"], list) else content["arms"]
         content["arms"] = {arm: _with_preset(arm, own or {}) for arm, own in arms.items()}
@@ -221,18 +223,33 @@ def read_study(
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML keeps the last, and leaves dates text, as options have none."""
+    """Leaves a date text: options have none, and JSON could not hold it."""
 
     yaml_implicit_resolvers = {
         letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value]
-        if twice := next((key for key, _ in reversed(node.value) if names.count(key.value) > 1), None):
-            raise ValueError(f"line {twice.start_mark.line + 1}: {twice.value} is given twice")
-        return super().construct_mapping(node, deep)
+
+def load_yaml(text: str) -> Any:
+    """Read YAML as options are meant, without dates.
+
+    Raises:
+        ValueError: A key is given twice, of which YAML would keep the last; names the line.
+        yaml.YAMLError: It is no YAML.
+    """
+    nodes = [yaml.compose(text, _Loader)]
+    for node in nodes:  # grows meanwhile
+        if isinstance(node, yaml.MappingNode):
+            seen = set()
+            for key, value in node.value:
+                if isinstance(key.value, str) and (key.tag, key.value) in seen:
+                    raise ValueError(f"line {key.start_mark.line + 1}: {key.value} is given twice")
+                seen.add((key.tag, str(key.value)))
+                nodes.append(value)
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+    return yaml.load(text, _Loader)
 
 
 def _with_preset(arm: str, own: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Only what is complete counts: an arm enters with all its report seeds, and a set
 collapsed encoder has no score: its arm is shown without a mean, and compared with none.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ def summarize(study: Study) -> dict[str, Any]:
         title: all that the study will have, so that no difference counts as shown because others are not there yet.
         ``curves``: by name in the training log, and arm, mean and standard deviation at each step. ``incomplete``:
         arm -> finished seeds. ``seconds`` of all runs, and ``seconds_of_a_run``, the mean of report runs.
-        ``made_with``: versions, device, precision and data of the report runs; more than one if they differ.
+        ``made_with``: versions, device, precision and a hash of all data of the report runs; more than one if they
+        differ.
     """
     complete: dict[str, list[dict[str, Any]]] = {}
     incomplete, settings, seconds = {}, [], 0.0
@@ -50,7 +52,7 @@ def summarize(study: Study) -> dict[str, Any]:
             incomplete[arm] = f"{len(records)} of {len(runs)}"
     finished = [record for records in complete.values() for record in records]
     report = [record["seconds"] for record in finished]
-    made_with = {json.dumps(_made_with(record["run"]), sort_keys=True) for record in finished}
+    made_with = {json.dumps(_made_with(record), sort_keys=True) for record in finished}
     return {
         "study": study.output_dir.resolve().name, "settings": settings,
         "scores": {title: _score(study, place, complete) for title, place in study.scores.items()},
@@ -60,11 +62,17 @@ def summarize(study: Study) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _made_with(run: dict[str, Any]) -> dict[str, Any]:
-    """What has to be the same for runs to be compared; of their data the hashes."""
-    files = [file.get("sha256") for source in ("corpus", "images") for file in run.get(source, {}).get("files", [])]
-    pairs = {role: sorted(pairs["files"].values()) for role, pairs in run.get("graded_pairs", {}).items()}
-    return {**{key: run.get(key) for key in _MADE_WITH}, "files": files, "graded_pairs": pairs}
+def _made_with(record: dict[str, Any]) -> dict[str, Any]:
+    """What has to be the same for runs to be compared."""
+    run = record["run"]
+    data = [
+        [file.get("sha256") or file.get("name") for file in run.get("corpus", {}).get("files", [])],  # or a stream
+        {role: part.get("sha256") for role, part in run.get("images", {}).items()},
+        {role: pairs.get("files") for role, pairs in run.get("graded_pairs", {}).items()},
+        [task.get("files") for result in record["evaluations"].values() for task in result.get("tasks", [])],
+    ]
+    digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    return {**{key: run.get(key) for key in _MADE_WITH}, "data": digest}
 
 
 def _spread(scores: Sequence[float | None], scale: float) -> dict[str, Any]:

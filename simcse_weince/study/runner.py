@@ -133,7 +133,8 @@ def _launcher(processes: int) -> list[str]:
 def _finish(study: Study, run: Run, environment: Mapping[str, str], keep_models: bool) -> None:
     """Bring one run to its record, from whatever a killed study left of it."""
     folder, start = study.output_dir / "work" / run.phase / run.name, time.perf_counter()
-    encoder, options, options_file = folder / "encoder", yaml.safe_dump(run.options), folder / "options.yaml"
+    encoder, options_file = folder / "encoder", folder / "options.yaml"
+    options = f"# {study.command}, processes: {study.processes}\n{yaml.safe_dump(run.options)}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock, (folder / "log.txt").open("a", encoding="utf-8") as log:
 
@@ -181,7 +182,8 @@ def _finish(study: Study, run: Run, environment: Mapping[str, str], keep_models:
 
 
 def _shared(options: str) -> Any:
-    return shareable(yaml.safe_load(options))
+    """What a begun run must have in common with the one that goes on."""
+    return options.partition("\n")[0], shareable(yaml.safe_load(options))
 
 
 def _curve(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -69,10 +69,11 @@ def fewest_seeds(comparisons: int) -> int:
 
 
 def seeds_needed(sd: float, difference: float, comparisons: int = 1, power: float = 0.8) -> int:
-    """The number of seeds with which a true difference is found, after correction, with probability `power`.
+    """About the number of seeds with which a true difference is found, after correction, with probability `power`.
 
     By a paired t test at 5 % divided by `comparisons`, the first step of Holm's correction. It is at least
-    `fewest_seeds`, and more where so few would have to agree in sign and would not with that probability.
+    `fewest_seeds`, and more where so few would have to agree in sign and would not with that probability. With ten
+    seeds the exact test finds up to 8 % fewer differences than the t test.
 
     Args:
         sd: Standard deviation of the paired differences, itself an estimate.

@@ -90,8 +90,7 @@ def train(groups: VisionGroups) -> dict[str, Any]:
             **score(encoder, bank, test, groups.probes, view_options.normalize, arguments.per_device_eval_batch_size),
         }
         write_json(output_dir / "run.json", record)
-    if arguments.push_to_hub:  # all of it, and without the lock
-        trainer.push_to_hub()
+    run_folder.push(trainer)
     return record
 
 
