@@ -261,6 +261,30 @@ def test_class_folders(tmp_path):
     _same(test.images[0], np.array(Image.open(root / "val" / "cat" / "0.png")).transpose(2, 0, 1))
 
 
+def test_a_class_or_an_image_that_is_called_like_a_split_is_none(tmp_path):
+    classes = {"bus": (3, 2), "train": (3, 2), "test tube": (3, 2)}
+    split = {f"{name}/{kind}": count for kind, counts in classes.items()
+             for name, count in zip(("train", "test"), counts, strict=True)}  # fmt: skip
+    root = tiny_images.write_class_folders(tmp_path / "split", split)
+    train, test = load_images(root, "train"), load_images(root, "test")
+    assert train.classes == test.classes == ["bus", "test tube", "train"]
+    assert train.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2] and test.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    root = tiny_images.write_class_folders(tmp_path / "whole", {"bus": 2, "train": 2})
+    os.rename(root / "bus" / "0.png", root / "bus" / "photo_test_0.png")
+    assert load_images(root, "train").labels.tolist() == [0, 0, 1, 1]
+    with pytest.raises(InputError, match="no test split"):
+        load_images(root, "test")
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_images_of_more_than_8_bits_are_refused(tmp_path, mode):
+    root = tiny_images.write_class_folders(tmp_path / "a", {"dog": 1, "cat": 1})
+    Image.fromarray(np.full((8, 8), 20_000, np.uint16)).convert(mode).save(root / "cat" / "0.tiff")
+    (root / "cat" / "0.png").unlink()
+    with pytest.raises(InputError, match="more than 8 bits a channel; convert it to 8"):
+        load_images(root, "train")
+
+
 def test_folders_without_splits_or_without_classes_are_for_training(tmp_path):
     classed = tiny_images.write_class_folders(tmp_path / "a", {"dog": 1, "cat": 1})
     assert load_images(classed, "train").labels.tolist() == [0, 1]

@@ -28,7 +28,12 @@ SPLITS = {
     "test": ["test", "validation", "valid", "val"],
     "unlabeled": ["unlabeled", "unsupervised"],
 }
-_READER_VERSION = 1  # part of every cache key: raise it whenever the same files give other images or labels
+# Folders of images that are a split: those names, and what `datasets` takes for them.
+_SPLIT_OF = {
+    **{name: name for names in SPLITS.values() for name in names},
+    "training": "train", "testing": "test", "eval": "test", "evaluation": "test", "dev": "validation",
+}  # fmt: skip
+_READER_VERSION = 2  # part of every cache key: raise it whenever the same files give other images or labels
 _Files = dict[str, Callable[[], bytes]]  # path below the folder of a layout -> its content
 
 
@@ -116,13 +121,36 @@ def load_images(
             ((name, folder),) = found
             below = {file.removeprefix(folder): read for file, read in files.items() if file.startswith(folder)}
             return _read_official(name, below, path / folder, split, image_size, cache)
-        kind = "parquet" if any(file.endswith(".parquet") for file in files) else "imagefolder"
-        builder = {"path": str(path)} if kind == "parquet" else {"path": kind, "data_dir": str(path)}
+        if any(file.endswith(".parquet") for file in files):
+            builder: dict[str, Any] = {"path": str(path)}
+        else:
+            builder = {"path": "imagefolder", "data_dir": str(path), "data_files": _folders_of_splits(files)}
         return _read_dataset(str(path), {**builder, **kept}, split, image_size, cache)
     except InputError:
         raise
     except Exception as error:  # what is damaged makes the readers stumble in every way there is
         raise InputError(f"{source}: no images can be read there for {split} ({first_line(error)})") from error
+
+
+def _folders_of_splits(files: Iterable[str]) -> dict[str, list[str]] | None:
+    """The patterns of each split in a folder of images; None leaves archives to `datasets`.
+
+    By the folders at the top alone: `datasets` looks for such words everywhere, so that a class called train, or an
+    image called dog_test_1.png, would change its split.
+    """
+    if any(re.search(r"\.(zip|tar|t?gz|bz2|xz|7z)$", file) for file in files):
+        return None
+    depths: dict[str, int] = {}
+    for top, *below in (file.split("/") for file in files if "/" in file):
+        depths[top] = max(depths.get(top, 0), len(below))
+    named = {top for top in depths if top.lower() in _SPLIT_OF}
+    if named != depths.keys():  # beside folders of classes, one with such a name is a class, unless it has its own
+        named = {top for top in named if depths[top] > 1}
+    described = [file for file in files if re.fullmatch(r"metadata\.(csv|jsonl|parquet)", file)]
+    patterns: dict[str, list[str]] = {}
+    for top in sorted(named):
+        patterns.setdefault(_SPLIT_OF[top.lower()], []).append(f"{top}/**")
+    return {split: [*folders, *described] for split, folders in patterns.items()} or {"train": ["**"]}
 
 
 def _list_files(source: Path) -> _Files:
@@ -233,7 +261,7 @@ def _read_npz(path: Path, split: str) -> ImageSet:
         return ImageSet(images, _labels(stored[f"y_{split}"], len(images), len(classes or ())), classes, path.stem)
 
 
-def _read_dataset(source: str, builder: dict[str, str], split: str, image_size: int | None, cache: Path) -> ImageSet:
+def _read_dataset(source: str, builder: dict[str, Any], split: str, image_size: int | None, cache: Path) -> ImageSet:
     """Read what `datasets` can load."""
     loaded = datasets.load_dataset(**builder)
     chosen = next((name for name in SPLITS[split] if name in loaded), None)
@@ -281,7 +309,10 @@ def _decode(encoded: Iterable[tuple[str, Any]], count: int, image_size: int | No
         images = torch.empty(0)
         for index, (name, image) in enumerate(tqdm(encoded, "images", count, disable=None, leave=False)):
             try:
-                image = (image if isinstance(image, pillow.Image) else pillow.open(image)).convert("RGB")
+                image = image if isinstance(image, pillow.Image) else pillow.open(image)
+                if image.mode[0] in "IF":  # Pillow would cut what is above 255, not scale it
+                    raise ValueError(f"{name}: more than 8 bits a channel; convert it to 8")
+                image = image.convert("RGB")
             except OSError as error:
                 raise ValueError(f"{name}: {error}") from error
             if image_size is not None:
