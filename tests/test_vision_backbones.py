@@ -16,10 +16,14 @@ from transformers import (
     ConvNextModel,
     Dinov2Config,
     Dinov2Model,
+    IJepaConfig,
+    IJepaModel,
     ResNetModel,
     SwinConfig,
     SwinModel,
     ViTConfig,
+    ViTMAEConfig,
+    ViTMAEModel,
     ViTModel,
 )
 
@@ -270,3 +274,21 @@ def test_a_model_in_half_precision_is_trained_in_float32(tmp_path):
     _tiny("vit").half().save_pretrained(tmp_path)
     assert load_file(tmp_path / "model.safetensors")["layernorm.weight"].dtype == torch.float16
     assert {p.dtype for p in build_backbone(str(tmp_path), image_size=32).parameters()} == {torch.float32}
+
+
+SMALL = {"image_size": 8, "patch_size": 4, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "intermediate_size": 8}  # fmt: skip
+
+
+def test_a_masked_autoencoder_sees_the_whole_image(tmp_path):
+    ViTMAEModel(ViTMAEConfig(**SMALL)).save_pretrained(tmp_path)
+    encoder, image = VisionEncoder.from_pretrained(tmp_path).eval(), torch.rand(1, 3, 8, 8)
+    with torch.no_grad():
+        assert torch.allclose(encoder.features(image), encoder.features(image), atol=1e-6)
+
+
+def test_tokens_without_a_class_token_are_averaged(tmp_path):
+    IJepaModel(IJepaConfig(**SMALL)).save_pretrained(tmp_path)
+    encoder, image = VisionEncoder.from_pretrained(tmp_path).eval(), torch.rand(2, 3, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(encoder.features(image), encoder.backbone(image).last_hidden_state.mean(1))

@@ -118,6 +118,8 @@ def _load_backbone(name_or_path: str, or_else: str = "") -> PreTrainedModel:
         ) from error
     if backbone.main_input_name != "pixel_values":
         raise InputError(f"{name_or_path}: a {type(backbone).__name__} takes {backbone.main_input_name}, not images")
+    if hasattr(backbone.config, "mask_ratio"):
+        backbone.config.mask_ratio = 0.0  # a masked autoencoder hides patches at random, in evaluation too
     if any(key.startswith("pooler.dense") for key in loading["missing_keys"]):
         return _features_from_cls(backbone)
     if getattr(backbone.config, "pooler_act", None) == "linear":
@@ -161,6 +163,8 @@ class VisionEncoder(nn.Module):
             raise ValueError(f"projection_size must be at least 1, not {projection_size}")
         self.backbone = backbone
         self.image_size = image_size
+        names = (name.rpartition(".")[2] for name, _ in backbone.named_parameters())
+        self._has_class_token = not {"cls_token", "class_token", "class_embedding"}.isdisjoint(names)
         mode = backbone.training
         try:
             with torch.no_grad():
@@ -175,12 +179,18 @@ class VisionEncoder(nn.Module):
         )
 
     def features(self, pixels: Tensor) -> Tensor:
-        """Return the pooled output before the head: (N, 3, H, W) in [0, 1] to (N, h)."""
+        """Return the pooled output before the head: (N, 3, H, W) in [0, 1] to (N, h).
+
+        Where the backbone does not pool: its class token, or the mean over the tokens of one that has none.
+        """
         output = self.backbone(pixel_values=pixels)
         pooled = getattr(output, "pooler_output", None)
         if pooled is None:
             hidden = output.last_hidden_state
-            pooled = hidden[:, 0] if hidden.ndim == 3 else hidden.mean((2, 3))
+            if hidden.ndim == 4:
+                pooled = hidden.mean((2, 3))
+            else:
+                pooled = hidden[:, 0] if self._has_class_token else hidden.mean(1)
         return pooled.flatten(1)
 
     def forward(self, pixels: Tensor) -> Tensor:
