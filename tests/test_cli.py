@@ -69,6 +69,9 @@ def test_a_revision_of_the_hub_can_be_named_wherever_an_encoder_is_loaded(place,
     monkeypatch.setattr(simcse_weince.sentence.encoder, "build_encoder", build)
     pairs = ["--pairs", str(place / "pairs.tsv"), "--model_revision", "v1.2"]
     assert main(["evaluate", tiny_bert, *pairs]) == 0 and asked == ["v1.2"]
+    sentences = str(place / "text.txt")
+    main(["diagnose", tiny_bert, sentences, "--model_revision", "v1.3"])  # of two sentences there is no tail
+    assert asked == ["v1.2", "v1.3"]
 
 
 def test_version(capfd):

@@ -24,7 +24,7 @@ _EFFECTIVE = {
     "images": _ENCODED | {"images", "split", "image_size"},
     "a .npy": _SHARED | {"data"},
     "sentences": _ENCODED | {"data", "text_column", "encoding", "max_seq_length"}
-    | {"pooler_type", "tokenizer_name", "torch_dtype", "trust_remote_code"},
+    | {"pooler_type", "tokenizer_name", "torch_dtype", "model_revision", "trust_remote_code"},
 }  # fmt: skip
 
 
