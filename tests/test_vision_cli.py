@@ -18,6 +18,8 @@ from simcse_weince.cli import main
 from simcse_weince.commands import vision_train
 from simcse_weince.errors import InputError
 from simcse_weince.vision.arguments import parse_vision_arguments
+from simcse_weince.vision.datasets import ImageSet
+from simcse_weince.vision.training_run import _provenance
 from simcse_weince.vision.views import TwoViews
 from tests.test_vision_trainer import images
 
@@ -440,3 +442,29 @@ def test_the_pushed_folder_is_the_finished_encoder(source, tmp_path, uploads):
     [(files, secret)] = uploads
     assert {"config.json", "model.safetensors", "run.json"} <= files and "training_args.bin" not in files and not secret
     assert AutoModel.from_pretrained(tmp_path / "run").config.model_type
+
+
+def test_images_that_are_not_stored_row_by_row_have_a_hash(tmp_path):
+    """STL-10 stores planes by columns; of its runs nothing but the encoder was left."""
+    pixels = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
+    turned = ImageSet(pixels.swapaxes(2, 3).contiguous().swapaxes(2, 3), None, None, "x")
+    assert not turned.images.is_contiguous() and _provenance(turned) == _provenance(ImageSet(pixels, None, None, "x"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--test_split", "train"], "--bank_split and --test_split are both train"),
+        (["--gradient_checkpointing"], "--gradient_checkpointing does not go with images"),
+        (["--label_smoothing_factor", "0.1"], "--label_smoothing_factor does not go with images"),
+    ],
+)
+def test_what_makes_no_result_is_refused_before_the_images_are_read(tmp_path, capfd, words, message):
+    assert message in refused(capfd, "vision-train", *command(tmp_path / "nowhere", tmp_path / "run", *words))
+
+
+def test_a_run_goes_on_with_its_own_images(source, tmp_path, capfd):
+    vision_train.run(command(source, tmp_path / "run", "--max_steps", 1))
+    other = shutil.copy(source, tmp_path / "other.npz")
+    words = ["vision-train", *command(other, tmp_path / "run", "--resume_from_checkpoint", "last")]
+    assert "was written with --images colours.npz, not other.npz" in refused(capfd, *words)

@@ -39,6 +39,11 @@ class ImageArguments:
         """Refuse to do without images."""
         if not self.images:
             raise InputError("--images is missing: a folder of images, or the id of a Hugging Face data set")
+        if self.bank_split == self.test_split:
+            raise InputError(
+                f"--bank_split and --test_split are both {self.test_split}: the images that are scored would be those "
+                "that the probes learn from"
+            )
         check_numbers(self, {"image_size": 1})
 
     def view_options(self) -> ViewOptions:
@@ -146,6 +151,9 @@ class VisionArguments(TrainingArguments):
         self.warmup_steps = self.warmup_steps if self.warmup_steps is not None else 0.1 * lars
         self.weight_decay = self.weight_decay if self.weight_decay is not None else 1e-6 * lars
         fit_to_cpu(self)
+        for name in ("gradient_checkpointing", "label_smoothing_factor"):
+            if getattr(self, name):
+                raise InputError(f"--{name} does not go with images here; leave it out")
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
         if self.load_best_model_at_end or self.lr_scheduler_type == "reduce_lr_on_plateau":

@@ -18,8 +18,8 @@ from simcse_weince.vision.probe import Labelled, ProbeOptions, extract_features,
 from simcse_weince.vision.trainer import VisionTrainer, knn_split
 from simcse_weince.vision.views import TwoViews
 
-# What may differ when a checkpoint goes on; another encoder, loss, batch or image would make it no run at all.
-_FREE = ("images", "num_train_epochs", "max_steps", "log", "eval", "save", "report", "run_name", "trackio", "push",
+# What may differ when a checkpoint goes on; another encoder, loss, batch or set of images would make it no run at all.
+_FREE = ("num_train_epochs", "max_steps", "log", "eval", "save", "report", "run_name", "trackio", "push",
          "hub", "dataloader_num", "disable", "probe", "knn", "bank", "test", "ddp", "use_cpu",
          "include_num")  # fmt: skip
 
@@ -56,6 +56,7 @@ def train(groups: VisionGroups) -> dict[str, Any]:
             f"{groups.images.images}: {len(images.images)} images are fewer than a batch of {needed}; lower "
             "--per_device_train_batch_size"
         )
+    rows = needed if groups.loss.gather_across_devices else arguments.per_device_train_batch_size
     if arguments.eval_strategy != "no":
         knn_split(bank, arguments.knn_images)  # finds out now that it cannot
     size = groups.images.image_size or images.images.shape[-1]
@@ -85,7 +86,7 @@ def train(groups: VisionGroups) -> dict[str, Any]:
             **run_folder.provenance(arguments, "float32"),
             "arguments": chosen,
             "images": {role: _provenance(part) for role, part in parts.items()},
-            "negatives_per_anchor": criterion.most_negatives,
+            "negatives_per_anchor": 2 * rows - 2,
             "steps": trainer.state.global_step,
             **score(encoder, bank, test, groups.probes, view_options.normalize, arguments.per_device_eval_batch_size),
         }
@@ -104,7 +105,7 @@ def load_labelled(images: ImageArguments) -> tuple[ImageSet, ImageSet]:
     seen: list[set[int]] = []
     for split, part in ((images.bank_split, bank), (images.test_split, test)):
         if part.labels is None or int(part.labels.min()) < 0:
-            raise InputError(f"{images.images}: {split} has no labels; name other --bank_split and --test_split")
+            raise InputError(f"{images.images}: {split} has no labels, which the probes need")
         seen.append(set(part.labels.tolist()))
     if bank.classes != test.classes:
         raise InputError(f"{images.images}: the classes of {images.bank_split} and {images.test_split} differ")
@@ -150,5 +151,5 @@ def _load(images: ImageArguments, split: str) -> ImageSet:
 def _provenance(images: ImageSet) -> dict[str, Any]:
     digest = hashlib.sha256()
     for part in images.images.split(4096):
-        digest.update(part.numpy())
+        digest.update(part.contiguous().numpy())  # planes of STL-10 lie by columns
     return {"name": images.name, "images": len(images.images), "sha256": digest.hexdigest()}
