@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import vonmises_fisher
 
 from simcse_weince.cli import main
 from simcse_weince.criterion import Weince
@@ -103,7 +104,7 @@ def test_dg06_an_encoder_that_collapsed_gets_no_parameters(tmp_path, capsys):
     np.save(tmp_path / "one_point.npy", np.ones((300, 4), np.float32) + 1e-9)
     page = tmp_path / "page.html"
     assert main(["diagnose", str(tmp_path / "one_point.npy"), "--report", str(page)]) == 0
-    assert "Nothing can be said about the tail. The 4485 largest of 44850 scores are equal." in capsys.readouterr().out
+    assert "Nothing can be said about the tail. The 1000 largest of 44850 scores are equal." in capsys.readouterr().out
     assert page.exists()
 
 
@@ -172,6 +173,44 @@ def test_two_positives_of_an_anchor_are_no_negatives_of_it():
     np.testing.assert_allclose(np.sort(found[1]), np.sort(expected), atol=1e-6)
 
 
+def test_positives_that_a_softmax_chose_do_not_ask_for_the_shortfall_link():
+    """Positives from a von Mises-Fisher distribution around their anchors: which one is whose follows a softmax.
+
+    One in eight is not among the 64 nearest of a thousand. As losers against 63 that only look hard they made lambda 1.
+    """
+    rng, d, slope = np.random.default_rng(0), 12, 12.0
+    anchors = rng.normal(size=(1000, d))
+    anchors /= np.linalg.norm(anchors, axis=1, keepdims=True)
+    pole = np.eye(d)[0]
+    around = vonmises_fisher(pole, slope).rvs(1000, random_state=rng)
+    mirror = anchors - pole  # the reflection that takes the pole to the anchor
+    mirror /= np.linalg.norm(mirror, axis=1, keepdims=True)
+    positives = around - 2 * (around * mirror).sum(1, keepdims=True) * mirror
+    views = (torch.as_tensor(anchors).float(), torch.as_tensor(positives).float(), None, None)
+    found = diagnose("softmax", views[0], views=views, bootstrap=20)
+    share = found.measures["share of positives among the 64 nearest, by which the link is judged"]
+    assert 0.8 < share < 0.95 and found.link.anchors <= round(share * 1000)
+    assert found.link.p_value > 0.01 and found.link.slopes["softmax"] == pytest.approx(slope, rel=0.1)
+
+
+def test_batches_are_of_the_training_size_and_layout():
+    vectors = torch.randn(150, 8, generator=torch.Generator().manual_seed(0))
+    views = (vectors, vectors + 0.1, None, None)
+    for layout, count in (("cross_view", 128), ("both_views", 256)):  # 22 rows do not fill a batch of 64
+        found = diagnose("x", vectors, views=views, batch_size=64, layout=layout, bootstrap=2)
+        assert all(values.shape == (2, count) for values in found.anchors.values())
+    other = diagnose("x", vectors, views=views, batch_size=64, layout=layout, bootstrap=2, seed=1)
+    assert not np.array_equal(other.anchors["regression"], found.anchors["regression"])
+
+
+def test_thresholds_of_the_mean_excess_are_those_of_all_pairs():
+    vectors = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
+    found = diagnose("x", vectors, bootstrap=2)
+    life = {round(row["quantile"], 4): row["threshold"] for row in found.residual_life}
+    stability = {row["quantile"]: row["threshold"] for row in found.stability}
+    assert life[0.99] == pytest.approx(stability[0.99]) and min(life) == 0.9
+
+
 def test_views_that_do_not_fit_are_said():
     rows = np.random.default_rng(3).standard_normal((60, 6)).astype(np.float32)
     for second, message in ((rows[:50], "must be shaped like anchors"), (rows * np.nan, "two rows with a direction")):
@@ -207,7 +246,8 @@ def test_the_first_rows_of_a_npy_are_used(sphere, tmp_path):
     words = [str(sphere / "points.npy"), str(sphere / "positives.npy"), "--bootstrap", "2", "--max_samples", "200"]
     assert main(["diagnose", *words, "--json", str(tmp_path / "n.json")]) == 0
     found = json.loads((tmp_path / "n.json").read_text())["diagnoses"][0]
-    assert found["measures"]["anchors"] == found["link"]["anchors"] == 200
+    share = found["measures"]["share of positives among the 64 nearest, by which the link is judged"]
+    assert found["measures"]["anchors"] == 200 and found["link"]["anchors"] == round(200 * share) > 190
 
 
 # ---- encoders ----
@@ -231,7 +271,9 @@ def test_two_encoders_stand_side_by_side(tmp_path, tiny_bert, pairs, capsys):
     assert main(["diagnose", *arguments, *options]) == 0
     numbers = json.loads((tmp_path / "numbers.json").read_text())["diagnoses"]
     assert numbers[0] == numbers[1] and numbers[0]["name"] == "tiny_bert"
-    assert numbers[0]["measures"]["anchors"] == 200 and numbers[0]["link"]["anchors"] == (200 if pairs else 150)
+    share = numbers[0]["measures"]["share of positives among the 64 nearest, by which the link is judged"]
+    assert numbers[0]["measures"]["anchors"] == 200 and share > 0.9
+    assert numbers[0]["link"]["anchors"] == round(share * (200 if pairs else 150))
     assert 0 < numbers[0]["measures"]["alignment"] < 1
     text = (tmp_path / "page.html").read_text()
     assert text.count("tiny_bert: Blend of") == 4 and '<th scope="col" class="number">tiny_bert</th>' in text

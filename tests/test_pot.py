@@ -194,6 +194,14 @@ def test_ties_and_scores_at_the_cap_are_counted() -> None:
     assert (fit.ties, fit.at_cap) == (1, 1)
 
 
+def test_scores_that_pile_up_at_the_threshold_are_named_instead_of_a_quantile() -> None:
+    rest = np.random.default_rng(0).beta(5, 3, 9800)
+    at_cap = fit_pot(np.r_[rest, np.ones(200)])
+    assert at_cap.at_cap == 200 and at_cap.reason.startswith("200 of 10000 scores are at the cap, which no continuous")
+    below = fit_pot(np.r_[rest * 0.9, np.full(200, 0.95)])
+    assert below.at_cap == 0 and below.reason.startswith("200 of 10000 scores equal the threshold")
+
+
 def test_goodness_of_fit_refuses_what_is_no_pareto() -> None:
     rng = np.random.default_rng(4)
     humped = rng.gamma(5, size=800)

@@ -100,6 +100,7 @@ def run(arguments: Sequence[str]) -> None:
             try:
                 found.append(diagnose(shown_name(model), *embedded, tail_quantile=options.quantile, seed=options.seed,
                                       batch_size=options.train_batch_size or batch_size, temperature=temperature,
+                                      layout="both_views" if options.images else "cross_view",
                                       bootstrap=options.bootstrap))  # fmt: skip
             except ValueError as error:
                 raise InputError(f"{model}: {error}") from error

@@ -147,13 +147,13 @@ def fit_pot(
     u = math.inf if threshold is None else threshold
     above = kept > u
     y = kept[above] - u
-    at_cap = 0 if cap is None else int((abs(kept[above] - cap) <= 1e-6).sum())
+    at_cap = 0 if cap is None else int((abs(kept - cap) <= 1e-6).sum())
     facts: dict[str, Any] = {"n": len(kept), "excesses": len(y), "ties": len(y) - len(np.unique(y)), "at_cap": at_cap}
     facts |= {"non_finite": len(scores) - len(kept), "threshold": threshold, "cap": cap, "confidence": confidence}
     facts["intervals"] = "profile likelihood, as if independent"
     if groups is not None and bootstrap:
         facts["intervals"] = f"bootstrap over {'anchors' if groups.ndim == 1 else 'both members of the pairs'}"
-    if reason := _refusal(kept, y, at_cap, total):
+    if reason := _refusal(kept, y, at_cap, total, u):
         return PotFit(**facts, reason=reason)
     unit = float(y.max())
     profile = _Profile(y / unit)
@@ -205,9 +205,14 @@ def threshold_stability(
 
 
 def mean_residual_life(
-    scores: Array, quantiles: Sequence[float] = tuple(np.linspace(0.9, 0.999, 34))
+    scores: Array, quantiles: Sequence[float] = tuple(np.linspace(0.9, 0.999, 34)), *, total: int | None = None
 ) -> list[dict[str, float]]:
     """Mean excess over rising thresholds: a falling line for a bounded tail, level for an exponential one.
+
+    Args:
+        scores: Scores (n,); non-finite ones are left out.
+        quantiles: Of the finite scores, or of ``total`` scores.
+        total: How many scores there are, where ``scores`` are only the largest of them.
 
     Returns:
         A row per quantile with at least 10 excesses: quantile, threshold, excesses, mean, and low and high of the 95 %
@@ -217,7 +222,8 @@ def mean_residual_life(
     scores = np.sort(scores[np.isfinite(scores)])
     rows = []
     for quantile in quantiles if len(scores) else ():
-        threshold = float(np.quantile(scores, quantile))
+        among = max(0.0, 1 - (1 - quantile) * (total or len(scores)) / len(scores))
+        threshold = float(np.quantile(scores, among))
         y = scores[np.searchsorted(scores, threshold, "right") :] - threshold
         if len(y) >= 10:
             mean, error = float(y.mean()), 1.96 * float(y.std(ddof=1)) / math.sqrt(len(y))
@@ -277,11 +283,15 @@ class _Profile:
         return ends[0], ends[1]
 
 
-def _refusal(scores: Array, y: Array, at_cap: int, total: int) -> str:
+def _refusal(scores: Array, y: Array, at_cap: int, total: int, threshold: float) -> str:
     """Why there can be no fit of the excesses ``y``, in one sentence; empty if there can."""
     n, m = len(scores), len(y)
     if n >= MIN_EXCESSES and scores.min() == scores.max():  # of fewer it is no wonder
         return f"The {n} largest of {total} scores are equal."
+    tied = int((scores == threshold).sum())
+    if m < MIN_EXCESSES <= tied:
+        where = "are at the cap" if at_cap >= tied else "equal the threshold"
+        return f"{tied} of {total} scores {where}, which no continuous distribution allows: leave duplicates out."
     if m < MIN_EXCESSES:
         lower = math.floor(1e4 * (1 - MIN_EXCESSES / max(total, 1))) / 1e4
         enough = n > MIN_EXCESSES and lower >= 0.5

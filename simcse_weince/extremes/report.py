@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class Diagnosis:
         scores: Its cosines with itself over the data.
         pot: Fit of the highest of them.
         stability: Rows of `threshold_stability`, in quantiles of all pairs.
-        residual_life: Rows of `mean_residual_life`.
+        residual_life: Rows of `mean_residual_life`, in quantiles of all pairs.
         link: Link of the positives among hard negatives; None without positives.
         anchors: Per kind of evidence, (blend, raw shape) of the anchors of batches of the training size, (2, M).
         measures: Further numbers by name.
@@ -66,6 +66,7 @@ def diagnose(
     tail_quantile: float = 0.99,
     batch_size: int = 64,
     temperature: float = 0.05,
+    layout: Literal["cross_view", "both_views"] = "cross_view",
     bootstrap: int = 200,
     seed: int = 0,
 ) -> Diagnosis:
@@ -79,6 +80,7 @@ def diagnose(
         tail_quantile: The cosines above this quantile are fitted; from 0.9 on.
         batch_size: Pairs in a batch of the training that is thought of.
         temperature: Its temperature.
+        layout: How its views are compared, as in `Weince`; "both_views" for images.
         bootstrap: Samples for the intervals: of the tail over both members of its pairs, of the link over anchors.
         seed: Seed of samples and bootstrap.
     """
@@ -90,7 +92,7 @@ def diagnose(
     if not len(tail) or (len(tail) >= MIN_EXCESSES and np.ptp(tail) < 100 * RESOLUTION):
         # A collapsed encoder, whose largest cosines differ by rounding alone, or not at all.
         total = scores.pairs or scores.duplicates
-        tail, options = np.full(total // 10, scores.threshold), {"total": total}
+        tail, options = np.full(min(total // 10, 1000), scores.threshold), {"total": total}
     pot = fit_pot(tail, quantile=tail_quantile, bootstrap=bootstrap, **options)
     stability = threshold_stability(tail, _STABILITY, bootstrap=min(bootstrap, 50), **options)
     first, second, first_keys, second_keys = views or (embeddings, embeddings, keys, keys)
@@ -101,10 +103,10 @@ def diagnose(
     usable = np.flatnonzero(with_direction(first, second))
     distinct = np.sort(np.unique(keys, return_index=True)[1])
     seen = embeddings[distinct[:_GEOMETRY_ROWS]] if len(distinct) > 1 else embeddings[:_GEOMETRY_ROWS]
-    anchors = {
-        kind: _batches(first, second, (first_keys, second_keys), usable, batch_size, kind)
-        for kind in ("regression", "likelihood")
-    }
+    both_keys, kinds = (first_keys, second_keys), ("regression", "likelihood")
+    criteria = [Weince(evidence=kind, layout=layout) for kind in kinds]
+    found = [_batches(first, second, both_keys, usable, batch_size, criterion, seed) for criterion in criteria]
+    anchors = dict(zip(kinds, found, strict=True))
     measures: dict[str, float | None] = {
         "anchors": len(scores.hardest),
         "pairs compared": scores.pairs,
@@ -117,13 +119,19 @@ def diagnose(
         measures[f"share of anchors with blend above 0.5, {kind} evidence"] = float((blend > 0.5).mean())
     link = None
     if among is not None:
-        link = choose_link(np.column_stack([among.positive, among.hardest]), bootstrap=bootstrap, seed=seed)
+        # Where the positive is not among them, the nearest candidates hold no winner: counted as its losers they would
+        # bend every link. With it among them, they are the nearest of all, and the choice between them is the link's.
+        shown = ~(among.positive < among.hardest[:, -1])
+        ranked = np.column_stack([among.positive, among.hardest])[shown]
+        link = choose_link(ranked, bootstrap=bootstrap, seed=seed)
+        measures["share of positives among the 64 nearest, by which the link is judged"] = float(shown.mean())
         measures["alignment"] = alignment(first[usable], second[usable])
         measures["mean cosine of a positive"] = float(among.positive.mean())
         nearest = among.positive > among.hardest[:, 0]
         measures["share of positives nearer than every negative"] = float(nearest.mean())
     verdict, setting = read_verdict(pot, link, stability, temperature)
-    return Diagnosis(name, scores, pot, stability, mean_residual_life(tail), link, anchors, measures, verdict, setting)
+    residual_life = mean_residual_life(tail, total=options["total"])
+    return Diagnosis(name, scores, pot, stability, residual_life, link, anchors, measures, verdict, setting)
 
 
 def read_verdict(
@@ -229,14 +237,16 @@ def noise_floor_page(seed: int = 0) -> tuple[Page, dict[str, Any]]:
     return page, {"noise_floor": floor.to_json(), "trichotomy": domains}
 
 
-def _batches(first: Any, second: Any, both_keys: Any, usable: np.ndarray, size: int, evidence: str) -> np.ndarray:
+def _batches(
+    first: Any, second: Any, both_keys: Any, usable: np.ndarray, size: int, criterion: Weince, seed: int
+) -> np.ndarray:
     """Blend and raw shape of the anchors of up to 100 random batches of usable rows, (2, M)."""
-    criterion = Weince(evidence=evidence)
     first, second = torch.as_tensor(first), torch.as_tensor(second)
     keys = torch.stack([torch.arange(len(first)) if one is None else torch.as_tensor(one) for one in both_keys])
     parts = []
-    order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(0))[: 100 * size]
-    for rows in torch.as_tensor(usable)[order].split(size):
+    order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(seed))
+    whole = max(len(usable) - len(usable) % size, min(size, len(usable)))  # a smaller batch has a smaller tail
+    for rows in torch.as_tensor(usable)[order[: min(whole, 100 * size)]].split(size):
         keep = without_copies(keys[:, rows], criterion, Shard((len(rows),)))
         tail = criterion.anchor_statistics(first[rows], second[rows], keep=keep)
         parts.append(torch.stack([tail.blend, tail.shape_raw]))
@@ -312,7 +322,7 @@ def _mean_excess(d: Diagnosis, axes: Any) -> str:
     axes.fill_between(threshold, low, high, alpha=0.3)
     axes.plot(threshold, mean)
     axes.set(xlabel="threshold (cosine)", ylabel="mean excess", ylim=(0, None))
-    return f"Mean excess over rising thresholds, from {mean[0]:.3f} to {mean[-1]:.3f}"
+    return f"Mean excess over rising thresholds, from {mean[0]:.3f} to {mean[-1]:.3f}; 95 % band as if independent"
 
 
 def _blend(d: Diagnosis, axes: Any, name: str = "blend", row: int = 0, largest: float = 1) -> str:
