@@ -198,6 +198,13 @@ def test_low_precision_tensors_memory_maps_and_cosine_rows_give_the_same(tmp_pat
     assert half.value == pytest.approx(wanted.value, abs=0.02)
 
 
+def test_embeddings_in_half_precision_are_multiplied_in_single() -> None:
+    rows = torch.randn(4, 384, generator=torch.Generator().manual_seed(0)).bfloat16()
+    cosines = CosineRows(rows, rows)[slice(None)]
+    expected = torch.nn.functional.cosine_similarity(rows.double()[:, None], rows.double()[None], dim=2)
+    assert torch.allclose(cosines.double(), expected, atol=1e-6)
+
+
 def test_results_do_not_depend_on_the_size_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     pos, neg = VonMisesFisherModel(8, 5, SoftmaxLink(0.2)).sample(33, 70, 0)
     whole = [search_cross_entropy(pos, neg, tau=0.2), bias_curve(pos, neg, [1, 9], tau=0.2)]

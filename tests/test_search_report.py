@@ -80,6 +80,26 @@ def test_positives_farther_than_random_candidates_are_not_blamed_on_the_pool() -
     assert "no nearer than random candidates" in verdict(measure_search(anchors, -positives, pool, max_k=4))
 
 
+def test_the_cold_end_of_the_search_is_not_blamed_on_the_pool(report: SearchReport) -> None:
+    """Embeddings without a direction of their own, as of an untrained BERT: any temperature is as good."""
+    assert report.best is not None
+    ess = np.full_like(report.sweep.ess, 30.0)
+    best, sweep = dataclasses.replace(report.best, at_bound=True), dataclasses.replace(report.sweep, ess=ess)
+    cold = dataclasses.replace(report, best=best, sweep=sweep)
+    assert verdict(cold).endswith(", the coldest tried.")
+
+
+def test_the_shortfall_link_stands_at_its_best_exponent(report: SearchReport) -> None:
+    """As the softmax does, whose temperature is searched for: a grid would charge its coarseness to one of them."""
+    assert report.links is not None
+    anchors, positives, pool = embeddings(400, 600)
+    pos, neg = (anchors * positives).sum(1).clamp(-1, 1), kernels.CosineRows(anchors, pool)
+    best = report.links.params[1]["beta"]
+    values = [search_cross_entropy(pos, neg, link=kernels.WeibullLink(best * factor)) for factor in (1.0, 0.97, 1.03)]
+    assert values[0].value == pytest.approx(report.links.ce[1])
+    assert all(values[0].value <= other.value or other.ess_median < 30 for other in values[1:])
+
+
 def test_every_number_of_the_report_is_printed_drawn_and_written(report: SearchReport, tmp_path: Path) -> None:
     text = format_report(report)
     for found in (verdict(report), f"{report.recommendation.k_safe_upper:,}", f"{report.cross_entropy.value:.4f}"):

@@ -154,6 +154,11 @@ def test_section55_richardson_extrapolates_to_the_cross_entropy() -> None:
         extrapolate_risk(risk_curve(pos[:5], neg[:5], [1, 2], tau=0.2), 2)
 
 
+def test_of_one_anchor_no_number_is_recommended_as_the_error_is_unknown() -> None:
+    advice = recommend_k(np.array([0.5]), np.linspace(-0.5, 0.4, 50)[None], 0.01, tau=0.1)
+    assert advice.k_plug is None and "for no k up to" in advice.note
+
+
 def test_recommendations_are_ordered_and_near_the_truth() -> None:
     pos, neg = MODEL.sample(1500, 1500, 5)
     found, tol = recommend_k(pos, neg, 0.05, tau=0.2), 0.05

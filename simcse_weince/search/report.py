@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+from scipy.optimize import minimize_scalar
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.util import semantic_search
 from torch import Tensor
@@ -93,6 +94,8 @@ def measure_search(
         shortfall = [kernels.WeibullLink(float(beta)) for beta in np.geomspace(0.5, 32, 13)]
         tried = [(kernels.search_cross_entropy(pos, neg, link=link), link) for link in shortfall]
         fitted = min(((found.value, link.beta) for found, link in tried if found.ess_median >= 30), default=None)
+        if fitted is not None:
+            fitted = _refined(pos, neg, fitted)
         links = None
         if best is not None and fitted is not None:
             pair = [kernels.SoftmaxLink(best.tau), kernels.WeibullLink(fitted[1])]
@@ -104,6 +107,18 @@ def measure_search(
         remarks.append("every positive outscores the whole pool: give a --pool of sentences more like the positives")
     return SearchReport(len(anchors), len(pool), temperature, tolerance, curve, recommendation, cross_entropy, sweep,
                         best, links, retrieval, remarks)  # fmt: skip
+
+
+def _refined(pos: Tensor, neg: kernels.CosineRows, fitted: tuple[float, float]) -> tuple[float, float]:
+    """The best cross-entropy and exponent of the shortfall link around those of a grid of factors of the root of 2."""
+
+    def loss(log_beta: float) -> float:
+        found = kernels.search_cross_entropy(pos, neg, link=kernels.WeibullLink(math.exp(log_beta)))
+        return found.value if found.ess_median >= 30 else 1e9  # the search stumbles over what is infinite
+
+    middle, step = math.log(fitted[1]), math.log(2) / 2
+    found = minimize_scalar(loss, bounds=(middle - step, middle + step), method="bounded", options={"xatol": 1e-3})
+    return min(fitted, (float(found.fun), math.exp(found.x)))
 
 
 def check_index(faiss_index: str) -> None:
@@ -189,7 +204,9 @@ def verdict(report: SearchReport) -> str:
         )
     if report.best is None:
         return f"{first} The pool is too small to tell the best temperature."
-    limit = ", the coldest that this pool can tell" if report.best.at_bound else ""
+    limit = ""
+    if report.best.at_bound:
+        limit = ", the coldest tried" if report.sweep.ess[0] >= 30 else ", the coldest that this pool can tell"
     if report.best.tau == HOTTEST:
         limit = ", the hottest tried: they find the positives no nearer than random candidates"
     return f"{first} These embeddings find the positives best at temperature {report.best.tau:.3g}{limit}."
@@ -232,8 +249,9 @@ def sections(report: SearchReport) -> list[Section]:
          ["k", "bias", "from", "to", "k x bias"], rows),
         ("Search cross-entropy",
          f"At temperature {report.temperature:g}: {entropy.value:.4f} nats, 95 % interval {entropy.lo:.4f} to "
-         f"{entropy.hi:.4f}; 0 is search at random, lower is better. Below, each link at the best parameter for which "
-         "the pool is large enough.", ["link", "parameter", "nats", "se", "difference", "se"], shapes),
+         f"{entropy.hi:.4f}; 0 is search at random, lower is better. Below, each link at the parameter that is best on "
+         "these pairs, of those for which the pool is large enough.",
+         ["link", "parameter", "nats", "se", "difference", "se"], shapes),
         ("Temperature", "Only where the effective sample size is 30 or more is the pool large enough; the bracket "
          "holds in expectation.", ["temperature", "nats", "se", "from", "to", "sample size"],
          [[f"{tau:.3g}", *map(_number, values), f"{ess:,.0f}"] for tau, *values, ess in heat]),

@@ -336,7 +336,7 @@ def recommend_k(
     top = min(K_LIMIT, 8 * max(safe, math.ceil(chi2 / tol), 16))
     grid = np.unique(np.geomspace(1, top, 1 + 4 * math.ceil(math.log2(top))).round().astype(int))
     curve = _bias_curve(pairs, link, grid, sums, offset, 512, shared_pool, level)
-    outside = np.flatnonzero(np.abs(curve.bias) + normal_quantile(level) * np.nan_to_num(curve.se) > tol)
+    outside = np.flatnonzero(np.abs(curve.bias) + normal_quantile(level) * np.nan_to_num(curve.se, nan=math.inf) > tol)
     first = int(outside[-1]) + 1 if len(outside) else 0
     plug = int(grid[first]) if first < len(grid) else None
     asymptotic = max(1, math.ceil(abs(curve.cA - gain) / tol))
