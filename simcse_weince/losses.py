@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 # Rows of a group of similar length: of fewer a core would be idle, in more there is more padding.
 _GROUP_ROWS = 16
+# What features of texts hold; images and sounds add names of their own.
+_OF_TEXT = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "modality", "prompt_length",
+            "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}  # fmt: skip
 
 _SIMCSE_CITATION = """\
 @inproceedings{gao-etal-2021-simcse,
@@ -86,7 +89,7 @@ class InfoNCELoss(nn.Module):
         (anchor, positive, negative, ...) rows  none
         ======================================  ========
 
-    An anchor with several positives is several rows: their positives are not each other's negatives.
+    An anchor with several positives is several rows: they are not its negatives (but in ``doc_to_doc`` each other's).
 
     Raises:
         ValueError: In the first batch that is trained on, if it leaves an anchor without negatives; for processes that
@@ -153,7 +156,7 @@ class InfoNCELoss(nn.Module):
         if self.group_by_length is False or not padded:
             return False
         on_cpu = masks[0].device.type == "cpu" and not hasattr(self.model, "_orig_mod")
-        texts = all(column.get("modality", "text") == "text" and "cu_seq_lens_q" not in column for column in columns)
+        texts = all(_is_text(column) and "cu_seq_lens_q" not in column for column in columns)
         return (self.group_by_length or on_cpu) and texts and not _hands_layers_over(self.model)
 
     def batch_keys(self, columns: list[dict[str, Any]]) -> Tensor | None:
@@ -437,7 +440,7 @@ def text_keys(features: dict[str, Any]) -> Tensor | None:
         Shape (N,), int64. Different texts share a key with probability about 2^-64 per pair.
     """
     ids = features.get("input_ids")
-    if ids is None or ids.ndim != 2 or features.get("modality", "text") != "text":
+    if ids is None or ids.ndim != 2 or not _is_text(features):
         return None
     if "cu_seq_lens_q" in features:
         starts, tokens = features["cu_seq_lens_q"].long(), torch.arange(ids.shape[1], device=ids.device)
@@ -446,6 +449,12 @@ def text_keys(features: dict[str, Any]) -> Tensor | None:
     mask = features.get("attention_mask", torch.ones_like(ids))
     # Counted from the first real token, so that two columns padded to different widths can be compared.
     return (_token_keys(ids, mask.cumsum(1)) * mask).sum(1)
+
+
+def _is_text(features: dict[str, Any]) -> bool:
+    """Whether a column holds texts alone; those of a model with a chat template are messages."""
+    kind = features.get("modality", "text")
+    return kind == "text" or (kind == "message" and features.keys() <= _OF_TEXT)
 
 
 def _token_keys(ids: Tensor, positions: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import (
     AdaptiveLayerLoss,
     MatryoshkaLoss,
@@ -350,7 +350,8 @@ def test_df02_twins_are_removed_from_each_others_candidates(
     for i, key in enumerate(keys):
         candidates = [i, *(j for j in range(12) if keys[j] != key)]
         by_hand.append(-logit(cosine[i, candidates]).log_softmax(0)[0])
-    assert value.item() == pytest.approx(torch.stack(by_hand).mean().item(), rel=1e-4)
+    # In float32 a shortfall of 0 is up to 2e-7 off, beside a floor of 1e-4; by how much depends on the processor.
+    assert value.item() == pytest.approx(torch.stack(by_hand).mean().item(), rel=3e-3)
     assert loss_class(still_encoder, mask_duplicates=False, **options)([features]).item() > value.item() + 0.1
 
 
@@ -413,10 +414,21 @@ def test_masking_never_waits_for_the_device(both_views: bool):
     assert text_keys({name: value.to("meta") for name, value in flattened.items()}).shape == (2,)
 
 
+def test_copies_are_masked_where_a_chat_template_makes_messages_of_texts(tmp_path):
+    folder = write_tiny_bert(tmp_path / "chat")
+    (tmp_path / "chat" / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    model = SentenceTransformer(folder, device="cpu")
+    features = model.preprocess(["the man runs", "the man runs", "a dog sleeps", "the lamp is blue"])
+    assert features["modality"] == "message"
+    loss = InfoNCELoss(model)
+    loss([features])
+    assert loss.stats()["masked_candidates"] == 2
+
+
 def test_inputs_that_are_not_text_have_no_keys():
     assert text_keys({"pixel_values": torch.zeros(2, 3, 8, 8)}) is None
     ids = torch.ones(2, 4, dtype=torch.long)
-    assert text_keys({"input_ids": ids, "modality": "message"}) is None
+    assert text_keys({"input_ids": ids, "modality": "message", "pixel_values": ids}) is None
     columns = [{"input_ids": ids}, {"pixel_values": torch.zeros(2, 3)}]
     assert InfoNCELoss(nn.Identity()).batch_keys(columns) is None
 
