@@ -17,6 +17,7 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss
 from transformers.trainer_utils import IntervalStrategy
 
 from simcse_weince import InfoNCELoss, ReleasedWeince, SimCSEArguments, SimCSETrainer, STSEvaluator, WeinceLoss
@@ -25,7 +26,7 @@ from simcse_weince.run_folder import last_complete_checkpoint
 from simcse_weince.sentence.arguments import parse_training_arguments
 from simcse_weince.sentence.encoder import build_encoder, view_cosine
 from simcse_weince.sentence.pairs import read_pairs
-from simcse_weince.sentence.training_run import train
+from simcse_weince.sentence.training_run import _token_report, train
 from tests.tiny_models import write_tiny_bert
 
 PAIRS = """sentence1\tsentence2\tscore
@@ -924,3 +925,31 @@ def test_no_checkpoints_with_the_best_one_to_be_kept_is_said_to_be_impossible(pl
     caplog.clear()
     parse_training_arguments(command(place, "--save_strategy", "no", "--no_load_best_model_at_end"))
     assert not caplog.text
+
+
+@pytest.mark.parametrize("flattened", [False, True])
+def test_texts_are_counted_whether_or_not_flash_attention_lays_them_end_to_end(place, flattened):
+    encoder = build_encoder(str(place / "encoder"))
+    if flattened:
+        features = {"input_ids": torch.ones(1, 12, dtype=torch.long), "cu_seq_lens_q": torch.tensor([0, 3, 12])}
+        encoder.preprocess = lambda texts, **options: features
+    report = _token_report(encoder, ["the man", "the man runs by the river in the city"], 6)
+    assert report["texts"] == 2 and report["truncated"] == 1
+
+
+def test_the_released_objective_takes_no_hard_negatives_and_counts_both_views(place, capfd):
+    (place / "triplets.tsv").write_text("a\tb\tc\nthe man\tthe dog\ta river\na city\tpeople\tmusic\n")
+    words = ["--loss", "released", "--text_column", "a", "b", "c"]
+    assert "takes no hard negatives" in refused(place, capfd, *words, text="triplets.tsv")
+    run(place, "--loss", "released", "--max_steps", "1", "--eval_strategy", "no")
+    assert json.loads((place / "out" / "run.json").read_text())["negatives_per_anchor"] == 30
+
+
+def test_layers_are_whole_where_a_loss_asks_for_all_of_them_once_more(place):
+    model = build_encoder(str(place / "encoder"), pooler_type="cls_before_pooler")
+    arguments = SimCSEArguments(str(place / "api"), max_steps=1, use_cpu=True, report_to="none", eval_strategy="no",
+                                gradient_checkpointing=True)  # fmt: skip
+    data = Dataset.from_dict({"a": SENTENCES, "b": SENTENCES})
+    loss = AdaptiveLayerLoss(model, InfoNCELoss(model, mask_duplicates=False))
+    trainer = SimCSETrainer(model=model, args=arguments, train_dataset=data, loss=loss)
+    assert torch.isfinite(torch.tensor(trainer.train().training_loss))

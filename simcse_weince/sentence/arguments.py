@@ -57,7 +57,7 @@ class DataArguments:
     max_train_samples: int | None = option(None, "Train on the first so many sentences")
     dedupe: bool = option(False, "Drop exact repetitions of a sentence")
     skip_bad: bool = option(False, "Drop unusable rows of tables and count them, instead of refusing the file")
-    streaming: bool = option(False, "Read while training instead of before (needs --max_steps)")
+    streaming: bool = option(False, "Read while training, in the order of the files: shuffled ones (needs --max_steps)")
     corpus_cache: bool = option(True, "Keep the read corpus on disk, found again by its content")
     data_dir: str | None = option(None, "Folder with STS data in either layout; default: the hub")
     eval_file: str | None = option(None, "Graded pairs to select the best checkpoint with, instead of STS-B dev")

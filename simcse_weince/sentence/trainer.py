@@ -11,6 +11,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.data_collator import BaseDataCollator
+from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -152,7 +153,12 @@ class SimCSETrainer(LossTrainer, SentenceTransformerTrainer):
         """As the host's; backward too, where cached losses and gradient checkpointing run the encoder once more."""
         if self.args.torch_compile:
             return super().training_step(*args, **kwargs)
-        with first_token_only(self.model), cpu_dropout() if self.args.device.type == "cpu" else nullcontext():
+        losses = self.loss.values() if isinstance(self.loss, dict) else [self.loss]
+        modules = (module for loss in losses if isinstance(loss, nn.Module) for module in loss.modules())
+        # It asks for all layers, but no longer where gradient checkpointing runs them once more.
+        whole = any(isinstance(module, AdaptiveLayerLoss) for module in modules)
+        shortcut = nullcontext() if whole else first_token_only(self.model)
+        with shortcut, cpu_dropout() if self.args.device.type == "cpu" else nullcontext():
             return super().training_step(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:

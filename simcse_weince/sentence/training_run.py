@@ -64,11 +64,14 @@ _NO_TEXT = (*DEFAULT_LABEL_COLUMNS, "dataset_name")
 # A last score this far below the best one means that the run went on too long (SimCSE issue 62).
 _FALLEN = 0.02
 # Options that a checkpoint goes on with, or the result is of no run at all.
-_OF_THE_RUN = {item.name for group in (ModelArguments, LossArguments) for item in fields(group)} - {"cache_dir"} | {
+_OF_THE_RUN = {item.name for group in (ModelArguments, LossArguments) for item in fields(group)} - {
+    "cache_dir", "mini_batch_size",
+} | {
     "per_device_train_batch_size", "gradient_accumulation_steps", "max_seq_length", "seed", "optim",
     "max_train_samples", "text_column", "encoding", "dedupe", "skip_bad", "streaming", "dataset_name", "dataset_split",
     "dataset_config_name", "data_seed", "batch_sampler", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2",
     "adam_epsilon", "optim_args", "max_grad_norm", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
+    "eval_file", "metric_for_best_model", "prompts", "neftune_noise_alpha",
 }  # fmt: skip
 
 
@@ -154,7 +157,7 @@ def train(groups: TrainingGroups) -> TrainingResult:
             test_after=None,
         )
         if main_process:
-            saved = _load_saved(output_dir, model_arguments, arguments)
+            saved = _load_saved(output_dir, model_arguments, arguments, encoder.dtype)
             if test:
                 result = replace(result, test_after=_spearman(saved, test, arguments))
             run = {
@@ -287,6 +290,10 @@ def _check_batches(corpus: Corpus, arguments: SimCSEArguments, loss: LossArgumen
         raise InputError(f"{name}: 1 sentence is not enough, it has no negatives; give at least 2")
     if corpus.report.distinct == 1 and loss.mask_duplicates:
         raise InputError(f"{corpus.report.files[0].name}: all sentences are equal, and none is another's negative")
+    if loss.loss == "released" and len(corpus.report.columns) > 2:
+        raise InputError(
+            "--loss released compares two views and takes no hard negatives; name two columns with --text_column"
+        )
     rows = batch * (arguments.world_size if loss.gather_across_devices else 1)
     candidates = max(len(corpus.report.columns) - 1, 1)
     if rows * candidates < 2:
@@ -308,7 +315,7 @@ def _check_batches(corpus: Corpus, arguments: SimCSEArguments, loss: LossArgumen
         if len(corpus.dataset) < batch:
             logger.warning("only %d sentences for a batch of %d: every step sees them all", len(corpus.dataset), batch)
         rows = min(rows, len(corpus.dataset))
-    return rows * candidates - 1
+    return 2 * rows - 2 if loss.loss == "released" else rows * candidates - 1
 
 
 def _loss_options(arguments: LossArguments) -> dict[str, Any]:
@@ -361,7 +368,9 @@ def _token_report(encoder: SentenceTransformer, texts: list[str], max_length: in
         batch = texts[start : start + 256]
         # One token more than is kept tells which are cut, without padding thousands of texts to the longest.
         features = encoder.preprocess(batch, max_length=max_length + 1)
-        truncated += int((features["attention_mask"].sum(1) > max_length).sum())
+        flattened = features.get("cu_seq_lens_q")  # as flash attention takes them
+        lengths = features["attention_mask"].sum(1) if flattened is None else flattened.diff()
+        truncated += int((lengths > max_length).sum())
         keys = text_keys(encoder.preprocess(batch, max_length=max_length))
         counts.update([] if keys is None else keys.tolist())
     repeated = [count for count in counts.values() if count > 1]
@@ -425,9 +434,11 @@ def _spearman(model: SentenceTransformer, pairs: GradedPairs, arguments: SimCSEA
     return results.tasks[0].correlations["all"].spearman
 
 
-def _load_saved(output_dir: Path, model: ModelArguments, arguments: SimCSEArguments) -> SentenceTransformer:
-    """Load the saved folder as anyone would, with the options that this backbone needs."""
-    options = {"dtype": model.torch_dtype, "attn_implementation": model.attn_implementation}
+def _load_saved(
+    output_dir: Path, model: ModelArguments, arguments: SimCSEArguments, dtype: torch.dtype | None
+) -> SentenceTransformer:
+    """Load the saved folder as anyone would, with the options that it needs and in the type that was trained."""
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": model.attn_implementation}
     return SentenceTransformer(
         str(output_dir),
         device=str(arguments.device),
