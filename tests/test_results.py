@@ -40,7 +40,7 @@ def test_the_readme_names_results():
     assert sum(f"{path.stem}.yaml" in README for path in RESULTS) >= 3
 
 
-@pytest.mark.parametrize("path", [path for path in RESULTS if f"{path.stem}.yaml" in README], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [one for one in RESULTS if f"{one.stem}.yaml" in README], ids=lambda path: path.stem)
 def test_the_readme_shows_the_first_table(path):
     _, header, rows = tables(json.loads(path.read_text(encoding="utf-8")))[0]
     assert {tuple(header), *map(tuple, rows)} <= rows_of(README)
