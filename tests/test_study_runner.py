@@ -198,7 +198,7 @@ def test_a_run_that_was_begun_with_other_options_is_begun_anew(place, trained): 
     seeds = {"report": [1]}
     study = write(place, **one, seeds=seeds, options={**words, "temperature": 0.05}, scores={"x": "result.nothing"})
     assert main(["study", str(study)]) == 2
-    left = place / "records/work/report/infonce-seed=1/encoder/checkpoint-2"
+    left = place / "records" / "work" / "report" / "infonce-seed=1" / "encoder" / "checkpoint-2"
     left.mkdir()
     study = write(place, **one, seeds=seeds, options={**words, "temperature": 0.5}, scores={"x": "result.test_after"})
     assert main(["study", str(study), "--keep_models"]) == 0
@@ -217,7 +217,7 @@ def test_a_run_that_was_begun_on_another_number_of_devices_is_begun_anew(place, 
 def test_a_refused_training_leaves_no_older_result_behind(place, trained):  # noqa: F811
     study = write(place, arms={"infonce": {}}, seeds={"report": [1]}, evaluations={}, scores={"x": "result.nothing"})
     assert main(["study", str(study)]) == 2
-    run_json = place / "records/work/report/infonce-seed=1/encoder/run.json"
+    run_json = place / "records" / "work" / "report" / "infonce-seed=1" / "encoder" / "run.json"
     assert run_json.is_file()
     moved = {"train_file": str(place / "elsewhere" / "text.txt")}  # the same name, so the begun run is gone on with
     with pytest.MonkeyPatch.context() as patch:
