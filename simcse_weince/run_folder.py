@@ -115,21 +115,30 @@ def checkpoint_to_resume(arguments: Any, start: str | None) -> Path | None:
         )
     if _of_this_run(checkpoint, output_dir):
         return checkpoint
-    # One that was killed before its first checkpoint starts again, as a study that was killed does.
-    earlier = (output_dir / "run.json").exists()
-    if not last:
-        earlier = earlier or (output_dir / "modules.json").exists() or bool(_checkpoints(output_dir))
-    if earlier and not arguments.overwrite_output_dir:
-        goes_on = "continue it with --resume_from_checkpoint last" if _checkpoints(output_dir) else "keep it"
+    if (earlier := _would_be_lost(output_dir, last)) and not arguments.overwrite_output_dir:
+        goes_on = "continue it with --resume_from_checkpoint last, " if last_complete_checkpoint(output_dir) else ""
         raise InputError(
-            f"{output_dir}: holds an earlier run; {goes_on}, replace it with --overwrite_output_dir, or choose another "
-            "--output_dir"
+            f"{output_dir}: holds an earlier run or model ({earlier}); {goes_on}replace it with "
+            "--overwrite_output_dir, or choose another --output_dir"
         )
     source = Path(start or "").resolve()
     cleared = source.parent if source.name.startswith(PREFIX_CHECKPOINT_DIR) else source
     if start and source.exists() and cleared == output_dir.resolve():
         raise InputError(f"{start}: a new run would clear away the encoder it starts from; choose another --output_dir")
     return checkpoint
+
+
+def _would_be_lost(output_dir: Path, last: bool) -> str | None:
+    """The name of something in the folder that a new run would clear away or write over, of whatever it is the work."""
+    checkpoints = [*_checkpoints(output_dir).values()]
+    if last and (output_dir / _CONFIG_NAME).exists():
+        # A run that was killed before its first checkpoint was whole starts again, as a study that was killed does.
+        # Checkpoints without an optimizer, of --save_only_model, are whole but for that.
+        found = [*output_dir.glob("run.json"), *(path for path in checkpoints if _has_state(path))]
+    else:
+        patterns = (*_RESULTS, "config.json", "README.md")
+        found = [*checkpoints, *(path for pattern in patterns for path in output_dir.glob(pattern))]
+    return found[0].name if found else None
 
 
 def _is_whole(path: Path) -> bool:
@@ -301,14 +310,18 @@ def provenance(arguments: TrainingArguments, weights: str) -> dict[str, Any]:
     }
 
 
-def is_complete_checkpoint(folder: Path) -> bool:
-    """Whether a training can go on from this folder; a run that is killed while saving leaves a partial one."""
+def _has_state(checkpoint: Path) -> bool:
+    """Whether a checkpoint was written to its end: the state is written last."""
     try:
-        # Written last, so that a whole one means that everything else is there.
-        json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+        json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return all((folder / name).is_file() for name in (OPTIMIZER_NAME, SCHEDULER_NAME))
+    return True
+
+
+def is_complete_checkpoint(folder: Path) -> bool:
+    """Whether a training can go on from this folder; a run that is killed while saving leaves a partial one."""
+    return _has_state(folder) and all((folder / name).is_file() for name in (OPTIMIZER_NAME, SCHEDULER_NAME))
 
 
 def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
