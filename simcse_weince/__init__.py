@@ -1,6 +1,34 @@
 """WEINCE: InfoNCE corrected per anchor by extreme-value statistics, for sentences and images."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers and editors see of _PUBLIC
+    from simcse_weince.criterion import InfoNCE as InfoNCE
+    from simcse_weince.criterion import ReleasedWeince as ReleasedWeince
+    from simcse_weince.criterion import Weince as Weince
+    from simcse_weince.extremes.link_choice import choose_link as choose_link
+    from simcse_weince.extremes.pot import fit_pot as fit_pot
+    from simcse_weince.losses import (
+        CachedInfoNCELoss as CachedInfoNCELoss,
+    )
+    from simcse_weince.losses import (
+        CachedWeinceLoss as CachedWeinceLoss,
+    )
+    from simcse_weince.losses import (
+        InfoNCELoss as InfoNCELoss,
+    )
+    from simcse_weince.losses import (
+        WeinceLoss as WeinceLoss,
+    )
+    from simcse_weince.search import recommend_k as recommend_k
+    from simcse_weince.search import risk_curve as risk_curve
+    from simcse_weince.sentence.arguments import SimCSEArguments as SimCSEArguments
+    from simcse_weince.sentence.sts import STSEvaluator as STSEvaluator
+    from simcse_weince.sentence.trainer import LossStatsCallback as LossStatsCallback
+    from simcse_weince.sentence.trainer import SimCSETrainer as SimCSETrainer
+    from simcse_weince.tail import TailStatistics as TailStatistics
+    from simcse_weince.vision.trainer import VisionTrainer as VisionTrainer
 
 __version__ = "0.1.0"
 
@@ -28,7 +56,7 @@ _PUBLIC = {
 __all__ = [*_PUBLIC, "__version__"]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)

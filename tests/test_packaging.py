@@ -69,6 +69,14 @@ def test_public_names_are_there(name):
     assert getattr(simcse_weince, name) is not None
 
 
+def test_type_checkers_see_every_public_name():
+    """They do not run ``__getattr__``, to which every name would be of any type."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {name.asname: node.module for node in block.body for name in node.names}
+    assert ast.unparse(block.test) == "TYPE_CHECKING" and seen == simcse_weince._PUBLIC
+
+
 def test_unknown_names_are_attribute_errors():
     with pytest.raises(AttributeError, match="nothing_here"):
         _ = simcse_weince.nothing_here
