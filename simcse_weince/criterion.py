@@ -698,7 +698,8 @@ class _ClosedForm(torch.autograd.Function):
             gradients = [output * gradient for gradient in ctx.saved_tensors]
         else:
             weights, *vectors = ctx.saved_tensors
-            _, gradients = _pass(ctx.criterion, ctx.comparison, weights, [], vectors, output[:, None])
+            with torch.autocast(output.device.type, enabled=False):  # as in the forward
+                _, gradients = _pass(ctx.criterion, ctx.comparison, weights, [], vectors, output[:, None])
         return (None, None, None, None, *gradients)
 
 

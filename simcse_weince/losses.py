@@ -89,7 +89,8 @@ class InfoNCELoss(nn.Module):
         (anchor, positive, negative, ...) rows  none
         ======================================  ========
 
-    An anchor with several positives is several rows: they are not its negatives (but in ``doc_to_doc`` each other's).
+    An anchor with several positives is several rows: they are not its negatives, unless a row of another anchor has one
+    of them too (and in ``doc_to_doc`` they are each other's).
 
     Raises:
         ValueError: In the first batch that is trained on, if it leaves an anchor without negatives; for processes that
@@ -134,6 +135,8 @@ class InfoNCELoss(nn.Module):
                 "AdaptiveLayerLoss hands layers over through the feature dict, which a single text column cannot "
                 "give for two views; duplicate the column in the data set"
             )
+        if self.criterion.state_dict() and _hands_layers_over(self.model):
+            raise ValueError("the layers of AdaptiveLayerLoss would share one running average; use WeinceLoss instead")
         parts = []
         for part in _groups(columns) if self._grouped(columns) else [columns]:
             # A copy for the second view: the model writes its outputs into the dict it is given.
@@ -199,7 +202,9 @@ class InfoNCELoss(nn.Module):
     def stats(self) -> dict[str, float]:
         """Means over the anchors of the last batch, for logging; the only place that waits for the device.
 
-        Inside ``MatryoshkaLoss`` those of the widest embeddings, and those of width 64, for example, as ``blend_64``.
+        Inside ``MatryoshkaLoss`` those of the widest embeddings, and those of width 64, for example, as ``blend_64``;
+        with ``n_dims_per_step`` each of the batch that last had this width. Inside ``AdaptiveLayerLoss`` those of the
+        layer that was computed last.
         """
         numbers: dict[str, float] = {}
         for width in sorted(self._measured, reverse=True):

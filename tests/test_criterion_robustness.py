@@ -420,3 +420,17 @@ def test_stats_are_means_of_the_last_call():
     assert stats["masked_candidates"] == 2
     assert stats["zero_norm_rows"] == stats["anchors_without_tail"] == 0
     assert set(stats) >= set(InfoNCE().stats()) and all(isinstance(value, float) for value in stats.values())
+
+
+@every_criterion
+def test_backward_may_run_under_autocast(criterion):
+    """Also where it makes a second pass over the cosines, for one loss per anchor."""
+    criterion = copy.deepcopy(criterion)
+    criterion.reduction = "none"
+    gradients = []
+    for enabled in (False, True):
+        first, second = (view.requires_grad_() for view in views(16, 32, dtype=torch.float32))
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            copy.deepcopy(criterion)(first, second).mean().backward()
+        gradients.append(torch.stack([first.grad, second.grad]))
+    assert gradients[0].equal(gradients[1])

@@ -477,12 +477,19 @@ def test_compliance_08_every_width_has_its_own_statistics(cached: bool, still_en
     assert found == {}
 
 
-def test_compliance_08_a_running_average_is_of_one_width(still_encoder: SimCSEEncoder):
-    class RunningLoss(InfoNCELoss):
-        criterion_class = ReleasedWeince
+class RunningLoss(InfoNCELoss):
+    criterion_class = ReleasedWeince
 
+
+def test_compliance_08_a_running_average_is_of_one_width(still_encoder: SimCSEEncoder):
     loss = MatryoshkaLoss(still_encoder, RunningLoss(still_encoder), matryoshka_dims=[32, 16])
     with pytest.raises(ValueError, match="use WeinceLoss"):
+        loss(preprocess(still_encoder, SENTENCES * 4, POSITIVES * 4), None)
+
+
+def test_a_running_average_is_of_one_layer(still_encoder: SimCSEEncoder):
+    loss = AdaptiveLayerLoss(still_encoder, RunningLoss(still_encoder))
+    with pytest.raises(ValueError, match="layers of AdaptiveLayerLoss would share one running average"):
         loss(preprocess(still_encoder, SENTENCES * 4, POSITIVES * 4), None)
 
 
