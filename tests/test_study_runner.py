@@ -100,11 +100,16 @@ def trained(monkeypatch):
             stdout.write("simcse-weince: error: thirteen\n")
             stdout.flush()
             return subprocess.CompletedProcess(command, 2)
+        if chosen.get("max_steps") == 9:
+            return subprocess.CompletedProcess(command, -9)
         score = chosen.get("temperature", 0.05) + chosen["seed"] / 1000
         folder = runner.os.fspath(values["--output_dir"])
         run = {"seed": chosen["seed"], "result": {"dev_best": score, "test_after": score - 0.01}, "scores": {"test": 1}}
         runner.write_text(f"{folder}/run.json", json.dumps(run))
-        log = [{"step": 1, "loss": 2.0, "blend": float("nan")}, {"step": 2, "train_loss": 2.1, "train_runtime": 9.0}]
+        log = [
+            {"step": 1, "loss": 2.0, "blend": float("nan"), "hardness": None},
+            {"step": 2, "train_loss": 2.1, "train_runtime": 9.0},
+        ]
         runner.write_text(f"{folder}/trainer_state.json", json.dumps({"log_history": log}))
         return subprocess.CompletedProcess(command, 0)
 
@@ -124,7 +129,7 @@ def test_settings_are_chosen_on_dev_alone_and_tested_once(place, trained):  # no
     report = [record for record in found.values() if record["phase"] == "report"]
     assert len(report) == 4 and all(record["setting"] == {"temperature": 0.07} for record in report)
     assert sum(call["words"][0] == "evaluate" for call in trained) == len(report)
-    assert report[0]["curve"] == [{"step": 1, "loss": 2.0, "blend": None}]
+    assert report[0]["curve"] == [{"step": 1, "loss": 2.0, "blend": None, "hardness": None}]
 
 
 def test_a_study_over_files_is_reported_from_its_folder_which_tells_of_no_place_and_no_secret(place, trained, capsys):  # noqa: F811
@@ -246,8 +251,22 @@ def test_a_date_on_the_command_line_is_text(place, trained):  # noqa: F811
 
 
 def test_models_are_kept_on_demand(place, trained):  # noqa: F811
-    assert main(["study", str(write(place)), "--keep_models"]) == 0
+    """But no score on test of a run that settings are chosen by."""
+    assert main(["study", str(write(place, **GRID)), "--keep_models"]) == 0
+    assert len([*(place / "records").glob("work/*/*/encoder/run.json")]) == 4
     assert len([*(place / "records").glob("work/report/*/encoder/run.json")]) == 4
+
+
+def test_a_score_that_no_training_has_is_named_before_settings_are_chosen(place, trained, capfd):  # noqa: F811
+    assert main(["study", str(write(place, **GRID, scores={"x": "result.nope"}))]) == 2 and len(trained) == 1
+    assert "has no number at result.nope" in capfd.readouterr().err
+
+
+def test_a_run_that_the_machine_kills_costs_itself_alone(place, trained, capfd):  # noqa: F811
+    arms = {"infonce": {}, "weince": {"max_steps": 9}, "weibull": {}}
+    assert main(["study", str(write(place, arms=arms))]) == 2
+    assert "2 runs failed (weince-seed=1, weince-seed=2)" in capfd.readouterr().err
+    assert len(records(place / "records")) == 4
 
 
 def test_parallel_runs_get_devices_of_their_own(monkeypatch):

@@ -18,7 +18,9 @@ def run(arguments: Sequence[str]) -> None:
                         help="options of every run, as train_file=FILE, instead of those in the file")  # fmt: skip
     parser.add_argument("--parallel", type=at_least(1), default=1, help="runs at a time, which share the devices")
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="this one of N machines")
-    parser.add_argument("--keep_models", action="store_true", help="keep the encoders, not only their scores")
+    parser.add_argument(
+        "--keep_models", action="store_true", help="keep the encoders that are reported, not only their scores"
+    )
     options = parser.parse(arguments)
 
     from simcse_weince.study.plan import read_study

@@ -7,6 +7,7 @@ trained and tested. Records of the first phase hold no test score, so none can b
 
 import inspect
 import itertools
+import json
 import math
 import shlex
 from collections.abc import Mapping
@@ -277,12 +278,22 @@ def _check(study: Study) -> None:
         raise ValueError("a seed is used twice, but settings are chosen on other seeds than those that are reported")
     if not study.seeds.get("settings") and any(len(study.settings(arm)) > 1 for arm in study.arms):
         raise ValueError("a grid needs seeds of its own, under seeds: settings")
+    if study.seeds.get("settings") and "test" in study.select:
+        raise ValueError(f"select: {study.select} is a score on test; settings are chosen on dev")
+    if len(set(study.baselines)) < len(study.baselines):
+        raise ValueError("an arm is twice among baselines")
     if unknown := set(study.baselines) - study.arms.keys():
         raise ValueError(f"baselines names no arm: {', '.join(sorted(unknown))}")
     if empty := [arm for arm in study.arms if not study.settings(arm)]:
         raise ValueError(f"the grid of {empty[0]} has an option without values")
+    if reserved := {"seed", "output_dir"} & {name for arm in study.arms for one in study.settings(arm) for name in one}:
+        raise ValueError(f"grid: {' and '.join(sorted(reserved))} is set by the study itself")
     runs = [run for arm in study.arms for setting in study.settings(arm) for phase in PHASES
             for run in study.trials(phase, arm, setting)]  # fmt: skip
+    try:
+        json.dumps([run.options for run in runs], allow_nan=False)
+    except ValueError:
+        raise ValueError("an option is not a finite number, which a record could not hold") from None
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         twice = max(names, key=names.count)

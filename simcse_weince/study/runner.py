@@ -7,6 +7,7 @@ import math
 import os
 import queue
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -44,10 +45,10 @@ def run_study(study: Study, *, parallel: int = 1, shard: tuple[int, int] = (1, 1
         parallel: Runs at a time; the devices are dealt out to them, and a large one can take several small runs.
         shard: (i, n): every n-th run from the i-th on, for n machines with one shared folder. Report runs whose
             setting other shards choose are left for a later start.
-        keep_models: Keep ``work``, with the encoder of every run and its checkpoints.
+        keep_models: Keep ``work``, with the encoder of every reported run and its checkpoints.
 
     Raises:
-        InputError: Runs failed, or records of another study are in the folder.
+        InputError: Runs failed, or the record of a run of this study was made with other options.
     """
     slots: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
     for slot in _slots(parallel, study.processes):
@@ -76,8 +77,9 @@ def run_study(study: Study, *, parallel: int = 1, shard: tuple[int, int] = (1, 1
         except subprocess.CalledProcessError as error:
             failed.append(run.name)
             logger.warning("%s failed with exit code %d:\n%s", run.name, error.returncode, error.output)
-            # Killed by the person or the machine; or the very first run, as when a file is missing.
-            if error.returncode < 0 or error.returncode == 130 or not found + len(seconds):
+            # Interrupted, or the very first run, as when a file is missing. One that the machine kills, as for its
+            # memory, is alone in that.
+            if error.returncode in (-signal.SIGINT, -signal.SIGTERM, 130) or not found + len(seconds):
                 stop.set()
         except BaseException:
             stop.set()
@@ -159,6 +161,9 @@ def _finish(study: Study, run: Run, environment: Mapping[str, str], keep_models:
         trained = json.loads((encoder / "run.json").read_text(encoding="utf-8"))
         history = json.loads((encoder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
         select, evaluations = lookup(trained, study.select), {}
+        for title, place in study.scores.items():
+            if place.startswith("result."):  # the first run tells of a place that no run has
+                lookup(trained, place, f"score {title!r} of {run.name}")
         if run.phase == "settings":
             trained = {name: trained[name] for name in _PROVENANCE if name in trained}
         else:
@@ -177,7 +182,9 @@ def _finish(study: Study, run: Run, environment: Mapping[str, str], keep_models:
             "evaluations": evaluations, "curve": _curve(history), "seconds": time.perf_counter() - start,
         }  # fmt: skip
         write_json(study.record_path(run), record)
-        if not keep_models:  # with the lock, for another study that waits for this run; it may write its log meanwhile
+        if (
+            not keep_models or run.phase == "settings"
+        ):  # with the lock, for another study that waits for this run; it may write its log meanwhile
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -190,7 +197,11 @@ def _curve(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The training log without times and without the summary of a session; what is not finite becomes None."""
     times = ("runtime", "per_second", "total_flos")
     return [
-        {name: value if math.isfinite(value) else None for name, value in entry.items() if not name.endswith(times)}
+        {
+            name: value if value is not None and math.isfinite(value) else None
+            for name, value in entry.items()
+            if not name.endswith(times)
+        }
         for entry in log
         if "train_loss" not in entry  # the mean since the last resume
     ]
