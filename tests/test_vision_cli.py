@@ -187,6 +187,17 @@ def test_resume_refuses_another_run(source, finished, capfd):
     assert "--learning_rate" in refused(capfd, "vision-train", *words, "--learning_rate", "1", "--run_name", "x")
 
 
+def test_resume_refuses_other_images_of_the_same_name(source, tmp_path, capfd):
+    vision_train.run(
+        command(source, tmp_path / "run", "--max_steps", "2", "--save_steps", "2", "--save_strategy", "steps")
+    )
+    (tmp_path / "other").mkdir()
+    write(tmp_path / "other" / source.name, images(48, seed=5), images(21, seed=1))
+    words = command(tmp_path / "other" / source.name, tmp_path / "run", "--resume_from_checkpoint", "last")
+    assert main(["vision-train", *words, "--max_steps", "4", "--save_steps", "2", "--save_strategy", "steps"]) == 2
+    assert "was written while training on other images" in capfd.readouterr().err
+
+
 def test_resume_under_another_name(source, tmp_path):
     vision_train.run(command(source, tmp_path / "run", "--probes", "none"))
     words = ("--resume_from_checkpoint", "last", "--run_name", "second", "--log_level", "info", "--probes", "none")

@@ -261,6 +261,12 @@ def test_class_folders(tmp_path):
     _same(test.images[0], np.array(Image.open(root / "val" / "cat" / "0.png")).transpose(2, 0, 1))
 
 
+def test_a_list_of_classes_beside_a_folder_of_images_makes_it_no_stl10(tmp_path):
+    root = tiny_images.write_class_folders(tmp_path / "pets", {"train/dog": 2, "train/cat": 3})
+    (root / "class_names.txt").write_text("cat\ndog\n")
+    assert load_images(root, "train").classes == ["cat", "dog"]
+
+
 def test_a_class_or_an_image_that_is_called_like_a_split_is_none(tmp_path):
     classes = {"bus": (3, 2), "train": (3, 2), "test tube": (3, 2)}
     split = {f"{name}/{kind}": count for kind, counts in classes.items()
@@ -342,6 +348,9 @@ def test_a_folder_of_parquet_as_the_hub_has_it(tmp_path):
     read = load_images(tmp_path / "set", "test")
     _same(read.images, tiny_images.random_images(3, 8))
     assert read.labels.tolist() == [1, 0, 1] and read.classes == ["cat", "dog"]
+    hidden = {**content, "fine_label": [-1, -1, -1]}
+    datasets.Dataset.from_dict(hidden, features=features).to_parquet(path)
+    assert load_images(tmp_path / "set", "test").labels is None
 
 
 def test_decoded_images_are_read_once_and_again_when_a_file_changes(tmp_path, monkeypatch):

@@ -75,6 +75,7 @@ _LAYOUTS: dict[str, dict[str, list[str]]] = {
     "Tiny-ImageNet": {"train": ["wnids.txt"], "test": ["wnids.txt", "val/val_annotations.txt"]},
 }
 _MARKS = {file: name for name, splits in _LAYOUTS.items() for files in splits.values() for file in files}
+del _MARKS["class_names.txt"]  # of STL-10, but also of many a folder of images
 
 
 def load_images(
@@ -275,7 +276,7 @@ def _read_dataset(source: str, builder: dict[str, Any], split: str, image_size: 
     column = next((name for name in ("label", "labels", "fine_label", *named) if name in named), None)
     encoded = ((f"image {number}", row[pictures[0]]) for number, row in enumerate(rows.select_columns(pictures)))
     images = _decode(encoded, len(rows), image_size, cache, rows._fingerprint)
-    if column is None or split == "unlabeled":
+    if column is None or split == "unlabeled" or -1 in rows[column]:  # -1 where a challenge keeps them to itself
         return ImageSet(images, None, None, Path(source).name)
     classes = named[column]
     if different := set(rows[column]) ^ set(loaded["train" if "train" in loaded else chosen][column]):

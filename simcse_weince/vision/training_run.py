@@ -1,6 +1,7 @@
 """One vision run from arguments to a saved encoder with its scores: every check first, then the trainer."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from simcse_weince.vision.probe import Labelled, ProbeOptions, extract_features,
 from simcse_weince.vision.trainer import VisionTrainer, knn_split
 from simcse_weince.vision.views import TwoViews
 
+_IMAGES_NAME = "images_report.json"
 # What may differ when a checkpoint goes on; another encoder, loss, batch or set of images would make it no run at all.
 _FREE = ("num_train_epochs", "max_steps", "log", "eval", "save", "report", "run_name", "trackio", "push",
          "hub", "dataloader_num", "disable", "probe", "knn", "bank", "test", "ddp", "use_cpu",
@@ -28,7 +30,8 @@ def train(groups: VisionGroups) -> dict[str, Any]:
     """Train an encoder, save it in ``output_dir`` and score its frozen features.
 
     Written there: the backbone (a transformers folder that ``AutoModel`` loads) and its projection head, checkpoints,
-    ``trainer_state.json``, ``train_results.json``, ``training_config.yaml`` (the options, for ``--config``) and
+    ``trainer_state.json``, ``train_results.json``, ``images_report.json`` (what is read, with hashes),
+    ``training_config.yaml`` (the options, for ``--config``) and
     ``run.json``.
 
     Returns:
@@ -50,6 +53,9 @@ def train(groups: VisionGroups) -> dict[str, Any]:
         images = (
             bank if arguments.train_split == groups.images.bank_split else _load(groups.images, arguments.train_split)
         )
+    parts = {role: _provenance(part) for role, part in (("train", images), ("bank", bank), ("test", test))}
+    if checkpoint is not None:
+        _check_same_images(checkpoint, parts["train"])
     needed = arguments.per_device_train_batch_size * arguments.world_size
     if len(images.images) < needed:
         raise InputError(
@@ -76,16 +82,16 @@ def train(groups: VisionGroups) -> dict[str, Any]:
         run_folder.try_out(trainer)
         if trainer.is_world_process_zero():
             run_folder.prepare(output_dir, chosen, checkpoint)
+            write_json(output_dir / _IMAGES_NAME, parts)
         run_folder.train_or_resume(trainer, checkpoint)
         trainer.save_model()
         trainer.save_state()
         if not trainer.is_world_process_zero():
             return {}
-        parts = {"train": images, "bank": bank, "test": test}
         record = {
             **run_folder.provenance(arguments, "float32"),
             "arguments": chosen,
-            "images": {role: _provenance(part) for role, part in parts.items()},
+            "images": parts,
             "negatives_per_anchor": 2 * rows - 2,
             "steps": trainer.state.global_step,
             **score(encoder, bank, test, groups.probes, view_options.normalize, arguments.per_device_eval_batch_size),
@@ -93,6 +99,15 @@ def train(groups: VisionGroups) -> dict[str, Any]:
         write_json(output_dir / "run.json", record)
     run_folder.push(trainer)
     return record
+
+
+def _check_same_images(checkpoint: Path, images: dict[str, Any]) -> None:
+    try:
+        before = json.loads((checkpoint.parent / _IMAGES_NAME).read_text(encoding="utf-8"))["train"]["sha256"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    if before != images["sha256"]:
+        raise InputError(f"{checkpoint}: was written while training on other images; resume with the same")
 
 
 def load_labelled(images: ImageArguments) -> tuple[ImageSet, ImageSet]:
