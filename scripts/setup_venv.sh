@@ -5,7 +5,8 @@ cd "$(dirname "$0")/.."
 extras="${1:-dev}"
 python="${PYTHON:-python3}"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "error: Python 3.10 or newer is needed; name one with PYTHON=/path/to/python3" >&2; exit 2; }
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+# Also where an earlier attempt ended before pip was there, as on a system without python3-venv.
+.venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv .venv
 if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
     # One version that is known to work; name another build with TORCH='torch==...'.
     echo "installing torch ..." >&2

@@ -1,5 +1,6 @@
 """The ``simcse-weince`` command: find the command, run it, turn what went wrong into a sentence and an exit code."""
 
+import io
 import logging
 import os
 import sys
@@ -14,6 +15,9 @@ from simcse_weince.errors import InputError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, or 2 for input that cannot be used."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that a terminal cannot show must not cost a result
     if arguments[:1] == ["--version"]:
         sys.stdout.write(f"simcse-weince {simcse_weince.__version__}\n")
         return 0

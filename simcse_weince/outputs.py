@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -35,7 +35,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}-", suffix=target.suffix, dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=".writing-", suffix=target.suffix[-8:], dir=target.parent)
         os.close(handle)
         temporary = Path(name)
         yield temporary
@@ -114,6 +114,18 @@ def has_shape(value: Any, shape: Any) -> bool:
 def shown_name(path: str) -> str:
     """The name alone of a local folder or file, else (an id on the hub) all: so a shared file tells of no machine."""
     return Path(path).resolve().name if Path(path).exists() else path
+
+
+def shown_names(paths: Sequence[str]) -> list[str]:
+    """The `shown_name` of each, those of local folders with as many of their parents as tell them apart."""
+    places = [Path(path).resolve() if Path(path).exists() else Path(path) for path in paths]
+    names = []
+    for path, place in zip(paths, places, strict=True):
+        count = 1
+        while len({other for other in places if other.parts[-count:] == place.parts[-count:]}) > 1:
+            count += 1
+        names.append(str(Path(*place.parts[-count:])) if Path(path).exists() else path)
+    return names
 
 
 def shareable(value: Any) -> Any:

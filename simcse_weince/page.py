@@ -60,6 +60,11 @@ def new_figure(width: float = 6.4, height: float = 4.0) -> Any:
     return figures.Figure(figsize=(width, height), layout="constrained")
 
 
+def label(name: str) -> str:
+    """A name for a legend or an axis, where a pair of $ would begin a formula and a leading _ hide the line."""
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
 class Page:
     """A page that is filled from top to bottom and then written.
 

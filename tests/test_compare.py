@@ -1,11 +1,15 @@
 """Training runs beside one another, from what a training leaves in its folder."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 from simcse_weince.cli import main
 from simcse_weince.extremes.runs import build_comparison, differences, read_runs
+from simcse_weince.page import Page
 from tests.test_page import Reader
 
 
@@ -98,3 +102,32 @@ def test_a_folder_without_a_finished_run_is_refused(folders, tmp_path, capsys, n
     assert main(["compare", *folders, "--report", str(tmp_path / "page.html")]) == 2
     error = capsys.readouterr().err
     assert f"two/{name}: " in error and "; name the --output_dir of a finished training run" in error
+
+
+def test_what_is_compared_is_not_written_over(folders, capsys):
+    before = (read_runs(folders), main(["compare", *folders, "--report", f"{folders[0]}/run.json"]))
+    assert "--report would replace what is read" in capsys.readouterr().err
+    assert before == (read_runs(folders), 2)
+
+
+def test_every_run_is_in_the_legend_whatever_it_is_called(tmp_path, monkeypatch):
+    """A pair of $ begins a formula in matplotlib, and a leading _ hides a line."""
+    names = ["_base", "a$\\b$c", "plain"]
+    folders = [write_run(tmp_path / name, loss="weince", dev=[0.1, 0.2, 0.3 + len(name)]) for name in names]
+    figures = []
+    add = Page.figure
+    monkeypatch.setattr(
+        Page, "figure", lambda page, figure, *words: (figures.append(figure), add(page, figure, *words))
+    )
+    build_comparison(read_runs(folders))
+    drawn = [[text.get_text().strip() for text in figure.axes[0].get_legend().get_texts()] for figure in figures]
+    assert drawn and all(legend == ["_base", r"a\$\b\$c", "plain"] for legend in drawn)
+
+
+def test_a_name_that_the_terminal_lacks_costs_nothing(tmp_path):
+    write_run(tmp_path / "\xe9", loss="weince", dev=[0.1, 0.2, 0.3])
+    words = [sys.executable, "-m", "simcse_weince.cli", "compare", "\xe9", "--report", "page.html"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and r"\xe9" in done.stdout and (tmp_path / "page.html").exists()

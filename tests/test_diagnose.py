@@ -193,6 +193,40 @@ def test_positives_that_a_softmax_chose_do_not_ask_for_the_shortfall_link():
     assert found.link.p_value > 0.01 and found.link.slopes["softmax"] == pytest.approx(slope, rel=0.1)
 
 
+@pytest.mark.parametrize(("count", "rank", "shown"), [(200, 64, 1), (200, 65, 0), (20, 20, 1)])
+def test_a_positive_among_the_64_nearest_judges_the_link(count, rank, shown):
+    """Every positive is of the same rank; where there are fewer candidates than 64, all are among them."""
+    angles = torch.arange(count) * 2 * np.pi / count
+    points = torch.stack([angles.cos(), angles.sin()], dim=1).double()
+    # Beside its anchor, on the circle: a negative on either side is nearer, one pair for each step.
+    turn = torch.tensor((rank // 2 + (0.4 if rank % 2 else -0.1)) * 2 * np.pi / count)
+    spun = points @ torch.tensor([[turn.cos(), turn.sin()], [-turn.sin(), turn.cos()]]).double()
+    lifted = torch.cat([points, torch.zeros(count, 1)], dim=1)
+    found = diagnose("circle", lifted, views=(lifted, torch.cat([spun, torch.zeros(count, 1)], dim=1), None, None),
+                     bootstrap=2)  # fmt: skip
+    assert found.measures["share of positives among the 64 nearest, by which the link is judged"] == shown
+
+
+def test_figures_are_needed_for_a_page_alone(sphere, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("simcse_weince.commands.shared_options.find_spec", lambda name: None)
+    monkeypatch.setattr("simcse_weince.extremes.report.build_page", None)
+    words = ["diagnose", str(sphere / "points.npy"), "--bootstrap", "2", "--max_samples", "300"]
+    assert main([*words, "--json", str(tmp_path / "n.json")]) == 0 and (tmp_path / "n.json").exists()
+    assert capsys.readouterr().out.startswith("These data ")
+    for drawn in (["--report", "page.html"], ["--plots", "plots"]):
+        assert main([*words, *drawn]) == 2
+        assert "matplotlib is not installed; pip install 'simcse-weince[report]'" in capsys.readouterr().err
+
+
+def test_checkpoints_of_one_name_are_told_apart(sphere, tmp_path, capsys):
+    for run in ("one", "two"):
+        (tmp_path / run).mkdir()
+        np.save(tmp_path / run / "best.npy", np.load(sphere / "points.npy")[:200])
+    words = [str(tmp_path / "one/best.npy"), "--compare", str(tmp_path / "two/best.npy"), "--bootstrap", "2"]
+    assert main(["diagnose", *words]) == 0
+    assert [line[:14] for line in capsys.readouterr().out.splitlines()[::2]] == ["one/best.npy: ", "two/best.npy: "]
+
+
 def test_batches_are_of_the_training_size_and_layout():
     vectors = torch.randn(150, 8, generator=torch.Generator().manual_seed(0))
     views = (vectors, vectors + 0.1, None, None)
@@ -351,6 +385,7 @@ def test_images_are_embedded_as_the_criterion_sees_them(image_encoder):
         (["{zeros}"], "two rows with a direction, got 0"),
         (["x.npy", "--quantile", "0.5"], "--quantile 0.5 is not between 0.9 and 0.9995"),
         (["x.npy", "--report", "{folder}"], "cannot be written there"),
+        (["x.npy", "--report", "new", "--json", "./new"], "--report and --json would be one file"),
         (["x.npy", "--device", "cpu", "--split", "test"], "--split, --device: without effect on a .npy"),
         (["x.npy", "--text_column", "a"], "--text_column: without effect on a .npy"),
         (["{tiny_bert}", "--images", "i.npz", "--pooler_type", "cls"], "--pooler_type: without effect on images"),

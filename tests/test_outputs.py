@@ -41,3 +41,9 @@ def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path, through_a_link):
     write_text(path, "through")
     reader.join(timeout=10)
     assert received == ["through"] and pipe.is_fifo()
+
+
+@pytest.mark.parametrize("name", ["x" * 251 + ".npy", "\u57cb" * 80 + ".npy", "a." + "y" * 250])
+def test_any_name_that_the_disk_takes_can_be_written(tmp_path, name):
+    write_text(tmp_path / name, "text")
+    assert os.listdir(tmp_path) == [name]

@@ -172,6 +172,17 @@ def test_columns_are_found_by_name(tmp_path):
         read_pairs(path, delimiter="::")
 
 
+def test_a_name_that_is_there_is_the_column_itself(tmp_path):
+    path = write(tmp_path / "p.csv", "sentence1,sentence2,Score,score\na,b,1,5\nc,d,2,4\n")
+    for name, scores in (("score", [5, 4]), ("Score", [1, 2])):
+        assert read_pairs(path, columns=["sentence1", "sentence2", name]).scores.tolist() == scores
+
+
+def test_a_first_line_without_end_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match=r"p\.csv: line 1: field larger than field limit"):
+        read_pairs(write(tmp_path / "p.csv", "x" * 10_000_001 + "\n"))
+
+
 def test_compressed_files_and_their_checksum(tmp_path):
     text = b"sentence1,sentence2,score\na,b,1\n"
     (tmp_path / "p.csv.gz").write_bytes(gzip.compress(text))

@@ -198,11 +198,13 @@ def files(tmp_path: Path) -> dict[str, str]:
         "pairs.tsv": "anchor\tpositive\n" + "".join(f"a {word} is here\there is a {word}\n" for word in WORDS),
         "three.tsv": "anchor\tpositive\tnegative\n" + "a\tb\tc\n" * 12,
         "few.tsv": "anchor\tpositive\n" + "a\tb\n" * 3,
+        "holes.tsv": "anchor\tpositive\n" + "a\tb\n" * 2 + "a\t\n" * 9,
+        "latin.txt": "caf\udce9\n" * 20,
         "pool.txt": "\n".join([*SENTENCES, "A CAT is  here"]) + "\n",
         "tiny.txt": "one\ntwo\n",
     }
     for name, text in contents.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).write_text(text, encoding="utf-8", errors="surrogateescape")
     return {name: str(tmp_path / name) for name in contents}
 
 
@@ -249,6 +251,12 @@ def test_command_measures_a_model_and_writes_its_files(
         (["pairs.tsv", "--pool", "pool.txt", "--max_k", "0"], "max_k"),
         (["pairs.tsv", "--pool", "pool.txt", "--max_k", str(2**60)], "--max_k must be at most 2^53"),
         (["pairs.tsv", "--pool", "pool.txt", "--json", "/"], "--json cannot be written"),
+        (["graded.tsv", "--min_score=-inf", "--pool", "pool.txt"], "--min_score must be a finite number"),
+        (["pairs.tsv", "--pool", "three.tsv"], "name one with --pool_column: 'anchor'"),
+        (["pairs.tsv", "--pool", "latin.txt"], "such as --encoding latin-1"),
+        (["holes.tsv", "--pool", "pool.txt"], "drop such rows with --skip_bad"),
+        (["holes.tsv", "--pool", "pool.txt", "--skip_bad"], "2 pairs to search with"),
+        (["latin.txt", "--pool", "latin.txt", "--encoding", "latin-1"], "pairs have two"),
     ],
 )
 def test_bad_input_is_one_sentence_before_a_model_is_loaded(

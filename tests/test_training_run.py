@@ -566,6 +566,8 @@ def test_options_that_the_host_refuses_late_cost_no_earlier_run(place, capfd, wo
 
 
 def test_what_a_killed_run_left_is_cleared(place):
+    (place / "out").mkdir()
+    (place / "out" / "training_config.yaml").write_text("{}")
     (place / "out" / "checkpoint-2" / ".saving-123").mkdir(parents=True)
     (place / "out" / ".saving-123").mkdir()
     run(place, "--resume_from_checkpoint", "last")
@@ -626,15 +628,37 @@ def test_compliance_02_la05_evaluation_leaves_the_loss_alone(place):
     assert all(torch.equal(before[name], tensor) for name, tensor in loss.state_dict().items())
 
 
-@pytest.mark.parametrize("left", ["checkpoint-100/model.safetensors", "run.json"])
-def test_what_an_earlier_run_left_is_not_cleared_unasked(place, capfd, left):
-    """As by a run that was killed in its first checkpoint, or whose checkpoints somebody removed."""
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("left", [
+    "checkpoint-100/model.safetensors", "run.json", "modules.json", "model-00001-of-00002.safetensors", "config.json",
+    "all_results.json", "README.md",
+])  # fmt: skip
+def test_what_an_earlier_run_or_another_tool_left_is_not_cleared_unasked(place, capfd, left, last):
+    """As by a run that was killed in its first checkpoint, a model of another trainer, or a project of the user's."""
     kept = place / "out" / left
     kept.parent.mkdir(parents=True)
-    kept.touch()
-    words = [] if "checkpoint" in left else ["--resume_from_checkpoint", "last"]
-    assert "holds an earlier run" in refused(place, capfd, *words)
+    kept.write_text("{}")
+    error = refused(place, capfd, *(["--resume_from_checkpoint", "last"] if last else []))
+    assert f"holds an earlier run or model ({left.split('/')[0]}); replace it with --overwrite_output_dir" in error
     assert kept.exists()
+
+
+def test_checkpoints_without_an_optimizer_are_not_cleared_unasked(place, capfd):
+    run(place, "--save_only_model", "--max_steps", "4")
+    (place / "out" / "run.json").unlink()  # as killed before its end
+    assert "(checkpoint-2)" in refused(place, capfd, "--resume_from_checkpoint", "last")
+    assert (place / "out" / "checkpoint-2" / "model.safetensors").exists()
+
+
+def test_graded_pairs_are_read_as_the_sentences_are(place, capfd):
+    """What the messages advise must have an effect."""
+    (place / "latin.tsv").write_text(PAIRS.replace("red door", "caf\xe9"), encoding="latin-1")
+    (place / "bad.tsv").write_text(PAIRS + "no score\tat all\tx\n")
+    words = ["--eval_file", place / "latin.tsv", "--test_file", place / "bad.tsv", "--max_steps", "2"]
+    assert "--encoding latin-1" in refused(place, capfd, *words)
+    assert "bad.tsv: unusable rows: 1" in refused(place, capfd, *words, "--encoding", "latin-1")
+    run(place, *words, "--encoding", "latin-1", "--skip_bad")
+    assert (place / "out" / "run.json").exists()
 
 
 def test_what_is_no_checkpoint_is_left_alone(place):

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from simcse_weince.commands.shared_options import CommandParser, check_output
+from simcse_weince.commands.shared_options import CommandParser, check_output, check_outputs
 from simcse_weince.errors import InputError
 
 
@@ -20,7 +20,8 @@ def run(arguments: Sequence[str]) -> None:
     if options.study:
         _compare_study(options.study, options.report, options.output)
         return
-    check_output(options.report, "--report")
+    inputs = [f"{folder}/{name}" for folder in options.runs for name in ("run.json", "trainer_state.json")]
+    check_output(options.report, "--report", inputs)
 
     from simcse_weince.extremes.runs import build_comparison, differences, read_runs, scores
 
@@ -45,8 +46,7 @@ def _compare_study(folder: str, report: str | None, output: str | None) -> None:
 
     study = read_study(folder)
     inputs = [folder, *map(str, (study.output_dir / "study.yaml", *study.output_dir.glob("*/*.json")))]
-    check_output(report, "--report", inputs)
-    check_output(output, inputs=inputs)
+    check_outputs({"--report": report, "--output": output}, inputs)
     summary = summarize(study)
     sys.stdout.write(to_markdown(summary))
     if report:

@@ -9,7 +9,9 @@ from simcse_weince.commands.shared_options import (
     CommandParser,
     add_encoder_options,
     at_least,
+    check_installed,
     check_output,
+    check_outputs,
     chosen_device,
     load_encoder,
 )
@@ -23,7 +25,7 @@ _EFFECTIVE = {
     "--noise_floor": _PAGE | {"noise_floor"},
     "images": _ENCODED | {"images", "split", "image_size"},
     "a .npy": _SHARED | {"data"},
-    "sentences": _ENCODED | {"data", "text_column", "encoding", "max_seq_length"}
+    "sentences": _ENCODED | {"data", "text_column", "encoding", "skip_bad", "max_seq_length"}
     | {"pooler_type", "tokenizer_name", "torch_dtype", "model_revision", "trust_remote_code"},
 }  # fmt: skip
 
@@ -47,6 +49,7 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--plots", metavar="DIR", help="write the figures as PNG")
     parser.add_argument("--text_column", action="append", help="column of the sentences; twice for pairs")
     parser.add_argument("--encoding", default="utf-8", help="encoding of DATA")
+    parser.add_argument("--skip_bad", action="store_true", help="leave out and count unusable rows of tables")
     parser.add_argument("--max_samples", type=at_least(2), help="use the first so many sentences, images or rows")
     parser.add_argument("--max_seq_length", type=at_least(3), default=32, help="cut sentences, as training does")
     parser.add_argument("--view_anchors", type=at_least(2), default=5000,
@@ -59,10 +62,8 @@ def run(arguments: Sequence[str]) -> None:
     add_encoder_options(parser)
     parser.set_defaults(batch_size=32)
     options = parser.parse(arguments)
-    for name in ("report", "json"):
-        check_output(
-            getattr(options, name), f"--{name}", [options.model, options.data, options.images, *options.compare]
-        )
+    outputs = {f"--{name}": getattr(options, name) for name in ("report", "json")}
+    check_outputs(outputs, [options.model, options.data, options.images, *options.compare])
     check_output(options.plots and f"{options.plots}/figure.png", "--plots")
     if not 0.9 <= options.quantile <= 0.9995:
         raise InputError(f"--quantile {options.quantile} is not between 0.9 and 0.9995")
@@ -85,30 +86,37 @@ def run(arguments: Sequence[str]) -> None:
     if idle := [names.get(name, f"--{name}") for name in chosen if name not in _EFFECTIVE[kind]]:
         raise InputError(f"{', '.join(idle)}: without effect on {kind}; leave it out")
 
-    from simcse_weince.extremes.report import build_page, diagnose, noise_floor_page
-    from simcse_weince.outputs import shown_name, versions, write_json
+    drawn = options.report or options.plots
+    if drawn or options.noise_floor:
+        check_installed("matplotlib", "simcse-weince[report]")
+
+    from simcse_weince.extremes.report import build_page, diagnose, noise_floor_page, summary
+    from simcse_weince.outputs import shown_names, versions, write_json
 
     if options.noise_floor:
         page, record = noise_floor_page(options.seed)
+        lead = page.lead
     else:
         found, (batch_size, temperature) = [], _training_defaults(bool(options.images))
-        for model in (options.model, *options.compare):
+        models = [options.model, *options.compare]
+        for model, name in zip(models, shown_names(models), strict=True):
             if model.endswith(".npy"):
                 embedded = _embeddings(model, options.data, options.max_samples)
             else:
                 embedded = (_encode_images if options.images else _encode)(model, options)
             try:
-                found.append(diagnose(shown_name(model), *embedded, tail_quantile=options.quantile, seed=options.seed,
+                found.append(diagnose(name, *embedded, tail_quantile=options.quantile, seed=options.seed,
                                       batch_size=options.train_batch_size or batch_size, temperature=temperature,
                                       layout="both_views" if options.images else "cross_view",
                                       bootstrap=options.bootstrap))  # fmt: skip
             except ValueError as error:
                 raise InputError(f"{model}: {error}") from error
-        page, record = build_page(found), {"diagnoses": [diagnosis.to_json() for diagnosis in found]}
-    sys.stdout.write(f"{page.lead}\n")
-    if options.report:
+        lead, page = summary(found), build_page(found) if drawn else None
+        record = {"diagnoses": [diagnosis.to_json() for diagnosis in found]}
+    sys.stdout.write(f"{lead}\n")
+    if page and options.report:
         page.write(options.report)
-    if options.plots:
+    if page and options.plots:
         page.write_figures(options.plots)
     if options.json:
         write_json(options.json, {**record, "seed": options.seed, "versions": versions()})
@@ -164,7 +172,8 @@ def _encode(model: str, options: argparse.Namespace) -> tuple[Any, Any, Any]:
     if not options.data:
         raise InputError(f"{model}: name the sentences to look at, as DATA")
     dataset = read_corpus(options.data, text_columns=options.text_column, encoding=options.encoding,
-                          max_samples=options.max_samples, cache_dir=options.cache_dir).dataset  # fmt: skip
+                          skip_bad=options.skip_bad, max_samples=options.max_samples,
+                          cache_dir=options.cache_dir).dataset  # fmt: skip
     texts, *others = ([*dataset[name]] for name in dataset.column_names[:2])
     encoder = load_encoder(model, options)
     encoder.max_seq_length = min(options.max_seq_length, encoder.max_seq_length or options.max_seq_length)

@@ -4,7 +4,6 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,8 @@ from simcse_weince.commands.shared_options import (
     add_encoder_options,
     at_least,
     check_finite,
-    check_output,
+    check_installed,
+    check_outputs,
     load_encoder,
 )
 from simcse_weince.errors import InputError
@@ -32,6 +32,8 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--pool", nargs="+", metavar="CORPUS", help="sentences like those that will be searched; "
                         "default: the sentences of the graded pairs that are not kept")  # fmt: skip
     parser.add_argument("--pool_column", help="column of the sentences in CORPUS")
+    parser.add_argument("--encoding", default="utf-8", help="encoding of PAIRS and CORPUS")
+    parser.add_argument("--skip_bad", action="store_true", help="leave out and count unusable rows of tables")
     parser.add_argument("--temperature", type=float, default=0.05, help="of the loss that is judged")
     parser.add_argument("--tolerance", type=float, default=0.01, help="distance from the search objective, in nats")
     parser.add_argument("--max_k", type=at_least(1), default=16_384, help="most negatives of the curve")
@@ -99,19 +101,18 @@ def _check(options: Namespace) -> None:
         raise InputError("--max_k must be at most 2^53: beyond, double precision does not hold every whole number")
     if options.min_score is None and not options.pool:
         raise InputError("give --pool CORPUS, sentences like those that will be searched")
+    if options.min_score is not None and not math.isfinite(options.min_score):
+        raise InputError(f"--min_score must be a finite number, not {options.min_score}")
     if options.min_score is not None and options.text_columns:
         raise InputError("--text_columns does not go with --min_score; leave one of them out")
     if options.pool_column and not options.pool:
         raise InputError("--pool_column goes with --pool; give both, or leave it out")
-    for name in ("json", "plot", "report"):
-        check_output(getattr(options, name), f"--{name}", [*options.pairs, *(options.pool or [])])
-    for module, wanted, remedy in (
-        ("matplotlib", options.plot or options.report, "simcse-weince[report]"),
-        ("faiss", options.faiss_index is not None, "faiss-cpu"),
-    ):
-        if wanted and find_spec(module) is None:
-            raise InputError(f"{module} is not installed; pip install '{remedy}'")
+    outputs = {f"--{name}": getattr(options, name) for name in ("json", "plot", "report")}
+    check_outputs(outputs, [*options.pairs, *(options.pool or [])])
+    if options.plot or options.report:
+        check_installed("matplotlib", "simcse-weince[report]")
     if options.faiss_index is not None:
+        check_installed("faiss", "faiss-cpu")
         from simcse_weince.search.report import check_index
 
         check_index(options.faiss_index)
@@ -123,15 +124,17 @@ def _read(options: Namespace, generator: "np.random.Generator") -> tuple[list[st
     from simcse_weince.sentence.corpus import read_corpus
     from simcse_weince.sentence.pairs import read_pair_files
 
+    how = {"cache_dir": options.cache_dir, "encoding": options.encoding, "skip_bad": options.skip_bad}
     rest: list[str] = []
     if options.min_score is None:
-        table = read_corpus(options.pairs, text_columns=options.text_columns, cache_dir=options.cache_dir).dataset
+        table = read_corpus(options.pairs, text_columns=options.text_columns, column_option="--text_columns",
+                            **how).dataset  # fmt: skip
         if len(table.column_names) != 2:
             raise InputError(f"{options.pairs[0]}: columns {', '.join(table.column_names)}, but pairs have two; name "
                              "them with --text_columns, or give --min_score for graded pairs")  # fmt: skip
         pairs = list(zip(*(table[name] for name in table.column_names), strict=True))
     else:
-        graded = read_pair_files(options.pairs)
+        graded = read_pair_files(options.pairs, encoding=options.encoding, skip_bad=options.skip_bad)
         both = list(zip(graded.first, graded.second, strict=True))
         good = (graded.scores >= options.min_score).tolist()
         pairs = [pair for pair, keep in zip(both, good, strict=True) if keep]
@@ -143,8 +146,8 @@ def _read(options: Namespace, generator: "np.random.Generator") -> tuple[list[st
         return sorted(generator.choice(size, most, replace=False).tolist()) if size > most else list(range(size))
 
     if options.pool:
-        corpus = read_corpus(options.pool, text_columns=options.pool_column, one_column=True,
-                             cache_dir=options.cache_dir).dataset  # fmt: skip
+        corpus = read_corpus(options.pool, text_columns=options.pool_column, column_option="--pool_column",
+                             one_column=True, **how).dataset  # fmt: skip
         chosen = corpus.select(sample(len(corpus), options.max_pool))
         pool = list(chosen[chosen.column_names[0]])
     else:

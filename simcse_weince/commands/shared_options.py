@@ -4,7 +4,8 @@ import argparse
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -70,6 +71,24 @@ def check_output(output: str | None, option: str = "--output", inputs: Iterable[
         raise InputError(
             f"{output}: {option} cannot be written there ({reason}); name a file in a folder of yours"
         ) from None
+
+
+def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:
+    """`check_output` for several, by their options, which must not replace one another either."""
+    places: dict[str, str] = {}
+    inputs = [*inputs]
+    for option, output in outputs.items():
+        check_output(output, option, inputs)
+        if output is None or (Path(output).exists() and not Path(output).is_file()):
+            continue
+        if (other := places.setdefault(os.path.realpath(output), option)) != option:
+            raise InputError(f"{output}: {other} and {option} would be one file; name another for one of them")
+
+
+def check_installed(module: str, remedy: str) -> None:
+    """Find out before the work that something is missing which only some of it needs."""
+    if find_spec(module) is None:
+        raise InputError(f"{module} is not installed; pip install '{remedy}'")
 
 
 def add_encoder_options(parser: argparse.ArgumentParser) -> None:

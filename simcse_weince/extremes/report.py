@@ -20,6 +20,7 @@ from simcse_weince.tail import RESOLUTION
 
 _STABILITY = (0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999)
 _GEOMETRY_ROWS = 5000
+NEAREST = 64  # candidates of an anchor, its positive among them, whose choice tells of the link
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def diagnose(
     first, second, first_keys, second_keys = views or (embeddings, embeddings, keys, keys)
     among = None
     if views is not None:  # before the batches, because it says which views do not fit
-        among = stream_scores(first, second, keys=first_keys, candidate_keys=second_keys, hardest=63, seed=seed)
+        among = stream_scores(first, second, keys=first_keys, candidate_keys=second_keys, hardest=NEAREST, seed=seed)
     second_keys = first_keys if second_keys is None else second_keys
     usable = np.flatnonzero(with_direction(first, second))
     distinct = np.sort(np.unique(keys, return_index=True)[1])
@@ -121,10 +122,11 @@ def diagnose(
     if among is not None:
         # Where the positive is not among them, the nearest candidates hold no winner: counted as its losers they would
         # bend every link. With it among them, they are the nearest of all, and the choice between them is the link's.
-        shown = ~(among.positive < among.hardest[:, -1])
-        ranked = np.column_stack([among.positive, among.hardest])[shown]
+        last = among.hardest[:, NEAREST - 1 :].max(1, initial=-np.inf)  # -inf where all candidates are shown
+        shown = ~(among.positive < last)
+        ranked = np.column_stack([among.positive, among.hardest[:, : NEAREST - 1]])[shown]
         link = choose_link(ranked, bootstrap=bootstrap, seed=seed)
-        measures["share of positives among the 64 nearest, by which the link is judged"] = float(shown.mean())
+        measures[f"share of positives among the {NEAREST} nearest, by which the link is judged"] = float(shown.mean())
         measures["alignment"] = alignment(first[usable], second[usable])
         measures["mean cosine of a positive"] = float(among.positive.mean())
         nearest = among.positive > among.hardest[:, 0]
@@ -185,12 +187,17 @@ def read_verdict(
     return f"These data {support}. {tail} ({sure}). {winners}", setting
 
 
+def summary(diagnoses: Sequence[Diagnosis]) -> str:
+    """The verdict of each encoder and the options that follow, a line each."""
+    titles = [f"{d.name}: " if len(diagnoses) > 1 else "" for d in diagnoses]
+    return "\n".join(f"{title}{d.verdict}\nSetting: {d.setting}" for title, d in zip(titles, diagnoses, strict=True))
+
+
 def build_page(diagnoses: Sequence[Diagnosis]) -> Page:
     """The page of one encoder, or of several side by side."""
     names = [d.name for d in diagnoses]
     titles = [f"{name}: " if len(names) > 1 else "" for name in names]
-    lead = [f"{title}{d.verdict}\nSetting: {d.setting}" for title, d in zip(titles, diagnoses, strict=True)]
-    page = Page("Is the endpoint there? " + ", ".join(names), "\n".join(lead))
+    page = Page("Is the endpoint there? " + ", ".join(names), summary(diagnoses))
     for heading, text, figures in _SECTIONS:
         shown = []
         for draw in figures:

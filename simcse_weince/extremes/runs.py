@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simcse_weince.outputs import read_json
-from simcse_weince.page import Page, new_figure
+from simcse_weince.outputs import read_json, shown_names
+from simcse_weince.page import Page, label, new_figure
 
 _NO_CURVES = ("epoch", "step", "total_flos", "runtime", "per_second", "train_loss")
 _WHERE_THINGS_ARE = ("output_dir", "logging_dir", "run_name", "cache_dir")
@@ -54,13 +54,10 @@ def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[TrainingRun]:
     """
     paths = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
     runs = []
-    for path in paths:
-        count = 1
-        while [other.parts[-count:] for other in paths].count(path.parts[-count:]) > 1:
-            count += 1
+    for path, name in zip(paths, shown_names([*map(str, paths)]), strict=True):
         record, state = (read_json(path / name, shape, _REMEDY) for name, shape in _SHAPES.items())
         result = {key: value for key, value in record["result"].items() if value is not None}
-        runs.append(TrainingRun(str(Path(*path.parts[-count:])), record["arguments"], result, state["log_history"]))
+        runs.append(TrainingRun(name, record["arguments"], result, state["log_history"]))
     return runs
 
 
@@ -100,9 +97,9 @@ def build_comparison(runs: Sequence[TrainingRun]) -> Page:
             axes, lasts = figure.subplots(), []
             for run, each in zip(runs, curves, strict=True):
                 if points := each.get(name):
-                    axes.plot(*zip(*points, strict=True), marker=".", label=run.name)
+                    axes.plot(*zip(*points, strict=True), marker=".", label=label(run.name))
                     lasts.append(f"{run.name} {points[-1][1]:.4g}")
-            axes.set(xlabel="step", ylabel=name)
+            axes.set(xlabel="step", ylabel=label(name))
             axes.legend()
             caption = f"{name} over the steps; the last value: {', '.join(lasts)}"
             page.figure(figure, caption, caption, name)

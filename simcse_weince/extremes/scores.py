@@ -231,7 +231,8 @@ def _unit(vectors: Any) -> Tensor:
     vectors = torch.as_tensor(vectors)
     if vectors.ndim != 2 or not vectors.is_floating_point():
         raise ValueError(f"embeddings must be a floating (N, d) array, got {vectors.dtype} {tuple(vectors.shape)}")
-    norm = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=torch.float32)
+    wide = torch.promote_types(vectors.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=wide)
     return vectors.float() / torch.where((norm > 0) & norm.isfinite(), norm, math.nan)
 
 

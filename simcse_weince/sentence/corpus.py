@@ -56,6 +56,7 @@ class CorpusOptions:
         dedupe: Drop rows that equal an earlier one after cleaning (some 100 bytes of memory for each distinct row).
         keep_blank: Keep empty texts, and blank lines as such.
         one_column: Refuse a table of which several columns would be read.
+        column_option: What messages call the option that chooses columns.
         max_characters: Cut longer texts, None for none: an endless line would be tokenized whole, minutes for each
             10 MB, to keep its first tokens. The default is far more than a position table of 8,192 tokens holds.
         skip_bad: Drop and count bad rows instead of refusing the file.
@@ -73,6 +74,7 @@ class CorpusOptions:
     dedupe: bool = False
     keep_blank: bool = False
     one_column: bool = False
+    column_option: str = "--text_column"
     max_characters: int | None = 100_000
     skip_bad: bool = False
     max_samples: int | None = None
@@ -272,7 +274,7 @@ def read_corpus(source: str | Path | Sequence[str | Path], **options: Any) -> Co
 
 def _pick_columns(source: Source, options: CorpusOptions) -> Source:
     """Choose the text columns of a source by its first rows: in .jsonl one row may lack a key."""
-    wanted = tuple(options.text_columns or ())
+    wanted, option = tuple(options.text_columns or ()), options.column_option
     if source.kind in ("txt", "xml"):
         if wanted not in ((), ("text",)):
             raise InputError(f"{source.name}: plain text has no columns {', '.join(wanted)}; use a table")
@@ -293,13 +295,13 @@ def _pick_columns(source: Source, options: CorpusOptions) -> Source:
                     "%s: %s is taken for the name of the only column, not for a sentence", source.name, listed
                 )
         elif not named or not all(set(names) <= set(named[0]) for names in named):
-            raise InputError(f"{source.name}: which column holds the text? Name it with --text_column: {listed}")
+            raise InputError(f"{source.name}: which column holds the text? Name it with {option}: {listed}")
         elif options.one_column and len(named[0]) > 1:
-            raise InputError(f"{source.name}: several columns hold text; name one with --text_column: {listed}")
+            raise InputError(f"{source.name}: several columns hold text; name one with {option}: {listed}")
         else:
             wanted = tuple(named[0])
     if unknown := [name for name in wanted if name not in header]:
-        raise InputError(f"{source.name}: no column {unknown[0]!r}; choose with --text_column among {listed}")
+        raise InputError(f"{source.name}: no column {unknown[0]!r}; choose with {option} among {listed}")
     return replace(source, columns=wanted)
 
 

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -219,19 +219,25 @@ def _find_layout(source: Source, encoding: str, columns: Sequence[str] | None, d
     if columns is None and _STSB_LINE.match(line):
         return replace(source, kind="tsv", header=_STSB)
     for separator in delimiter or ("\t" if source.kind == "tsv" else ",;\t"):
-        if not line or _find_columns(next(csv.reader([line], delimiter=separator)), columns):
+        try:
+            names = next(csv.reader([line], delimiter=separator)) if line else []
+        except csv.Error as error:
+            raise InputError(f"{source.name}: line 1: {error}; name its columns there") from None
+        if not line or _find_columns(names, columns):
             return replace(source, kind="tsv" if separator == "\t" else "csv", delimiter=separator)
-    names = ", ".join(columns or _NAMES)
-    raise InputError(f"{source.name}: line 1 does not name the columns {names}; it is {line[:80]!r}")
+    wanted = ", ".join(columns or _NAMES)
+    raise InputError(f"{source.name}: line 1 does not name the columns {wanted}; it is {line[:80]!r}")
 
 
-def _find_columns(names: Iterable[str], columns: Sequence[str] | None) -> list[str]:
+def _find_columns(names: Collection[str], columns: Sequence[str] | None) -> list[str]:
     """Return the names of sentence 1, sentence 2 and score as they stand there; none of them if one is absent."""
 
     def plain(name: str) -> str:
         return re.sub(r"[\s_-]", "", name).lower()
 
     found = {plain(name): name for name in reversed(list(names))}
+    if columns is not None and set(columns) <= set(names):
+        return list(columns)
     wanted = _SYNONYMS if columns is None else [(plain(name),) for name in columns]
     chosen = [next((found[name] for name in group if name in found), "") for group in wanted]
     return chosen if all(chosen) else []
@@ -257,7 +263,10 @@ def _collect(
     if bad:
         shown = "; ".join(bad[:10]) + ("; ..." if len(bad) > 10 else "")
         if not skip_bad:
-            raise InputError(f"{source.name}: unusable rows, correct or skip them: {len(bad)} ({shown})")
+            raise InputError(
+                f"{source.name}: unusable rows: {len(bad)} ({shown}); correct them or, in your own file, drop them "
+                "with --skip_bad"
+            )
         logger.warning("%s: unusable rows skipped: %d (%s)", source.name, len(bad), shown)
     if not kept:
         raise InputError(f"{source.name}: no usable pairs ({read} rows read, 0 kept)")

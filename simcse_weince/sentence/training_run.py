@@ -210,13 +210,14 @@ def _graded_pairs(
 ) -> tuple[GradedPairs | None, GradedPairs | None]:
     """Read the pairs to select and to report with, before anything that takes time."""
     wants_dev = arguments.eval_strategy != "no"
+    how: dict[str, Any] = {"encoding": data.encoding, "skip_bad": data.skip_bad}
     if data.data_dir and not Path(data.data_dir).is_dir():
         raise InputError(f"{data.data_dir}: --data_dir is no folder; name the one with the STS data, or leave it out")
     try:
-        dev = read_pairs(data.eval_file) if data.eval_file else None
+        dev = read_pairs(data.eval_file, **how) if data.eval_file else None
         if dev is None and wants_dev:
             dev = load_sts("stsb", "dev", data.data_dir, cache_dir)
-        test = read_pairs(data.test_file) if data.test_file else None
+        test = read_pairs(data.test_file, **how) if data.test_file else None
         if test is None and wants_dev and not data.eval_file:
             test = load_sts("stsb", "test", data.data_dir, cache_dir)
     except InputError as error:
@@ -343,7 +344,8 @@ def _check_model(model: ModelArguments, arguments: SimCSEArguments) -> None:
     limit = position_limit(config)
     if arguments.max_seq_length < 3 or (limit and arguments.max_seq_length > limit):
         raise InputError(
-            f"--max_seq_length {arguments.max_seq_length} is not between 3 and {limit}, this model's limit"
+            f"--max_seq_length {arguments.max_seq_length} is not from 3"
+            + (f" to {limit}, this model's limit" if limit else " up")
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from simcse_weince.outputs import shareable
-from simcse_weince.page import Page, new_figure
+from simcse_weince.page import Page, label, new_figure
 from simcse_weince.study.plan import Study, lookup
 from simcse_weince.study.statistics import holm, paired_difference, spread
 
@@ -195,13 +195,13 @@ def write_page(summary: dict[str, Any], path: str | os.PathLike[str]) -> None:
     for title, header, rows in tables(summary):
         page.heading(title)
         page.table(header, rows)
-    page.heading("During training")  # a $ in a name would begin a formula
+    page.heading("During training")
     for name, curves in summary["curves"].items():
         figure = new_figure()
         axes = figure.subplots()
-        axes.set(xlabel="step", ylabel=name.replace("$", r"\$"))
+        axes.set(xlabel="step", ylabel=label(name))
         for arm, curve in curves.items():
-            axes.plot(curve["steps"], curve["mean"], label=arm.replace("$", r"\$"))
+            axes.plot(curve["steps"], curve["mean"], label=label(arm))
             bands = [(mean - (sd or 0), mean + (sd or 0)) for mean, sd in zip(curve["mean"], curve["sd"], strict=True)]
             axes.fill_between(curve["steps"], *zip(*bands, strict=True), alpha=0.15)
         if curves:
