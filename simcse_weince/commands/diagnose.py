@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simcse_weince.commands.shared_options import (
     CommandParser,
@@ -16,6 +16,9 @@ from simcse_weince.commands.shared_options import (
     load_encoder,
 )
 from simcse_weince.errors import InputError
+
+if TYPE_CHECKING:
+    from simcse_weince.page import Page
 
 _PAGE = {"report", "json", "plots", "seed"}
 _SHARED = _PAGE | {"model", "compare", "max_samples", "quantile", "train_batch_size", "bootstrap"}
@@ -93,6 +96,7 @@ def run(arguments: Sequence[str]) -> None:
     from simcse_weince.extremes.report import build_page, diagnose, noise_floor_page, summary
     from simcse_weince.outputs import shown_names, versions, write_json
 
+    page: Page | None
     if options.noise_floor:
         page, record = noise_floor_page(options.seed)
         lead = page.lead
