@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss
+from transformers import PreTrainedModel
 from transformers.trainer_utils import IntervalStrategy
 
 from simcse_weince import InfoNCELoss, ReleasedWeince, SimCSEArguments, SimCSETrainer, STSEvaluator, WeinceLoss
@@ -77,9 +80,11 @@ def run(place, *extra, **where):
     return train(parse_training_arguments(command(place, *extra, **where)))
 
 
-def refused(place, capfd, *extra, **where):
+def refused(place, capfd, *extra, loaded=False, **where):
     """Exit code 2, one sentence, no traceback, and the encoder was not loaded."""
-    assert main(["train", *command(place, *extra, **where)]) == 2
+    weights = patch.object(PreTrainedModel, "from_pretrained", side_effect=AssertionError("the encoder was loaded"))
+    with nullcontext() if loaded else weights:
+        assert main(["train", *command(place, *extra, **where)]) == 2
     error = capfd.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("simcse-weince: error: ") and "Traceback" not in error
     return error
@@ -365,7 +370,9 @@ def test_the_model_card_shows_the_score_of_what_was_saved(place):
 @pytest.mark.parametrize("words", [["--learning_rate", "1e30"], ["--learning_rate", "1e30", "--logging_steps", "9"]])
 def test_a_training_that_diverges_is_an_error(place, capfd, words):
     """Found in the log, or at the end: weights that are not finite are never saved as the result."""
-    error = refused(place, capfd, *words, "--max_grad_norm", "0", "--eval_strategy", "no", "--save_strategy", "no")
+    error = refused(
+        place, capfd, *words, "--max_grad_norm", "0", "--eval_strategy", "no", "--save_strategy", "no", loaded=True
+    )
     assert "lower --learning_rate" in error and not (place / "out" / "model.safetensors").exists()
 
 
@@ -552,6 +559,7 @@ def test_two_runs_do_not_share_a_folder(place, capfd):
         (["--lr_scheduler_type", "warmup_stable_decay"], "num_decay_steps"),
         (["--lr_scheduler_kwargs", '{"foo": 1}'], "foo"),
         (["--optim_args", "foo"], "unpack"),
+        (["--accelerator_config", '{"foo": 1}'], "foo"),
         (["--learning_rate_mapping", '{"(": 1e-3}'], "unterminated"),
         (["--neftune_noise_alpha", "5"], "get_input_embeddings"),
         (["--batch_sampler", "group_by_label"], "label"),
@@ -561,7 +569,7 @@ def test_options_that_the_host_refuses_late_cost_no_earlier_run(place, capfd, wo
     kept = place / "out" / "checkpoint-9" / "kept"
     kept.parent.mkdir(parents=True)
     kept.touch()
-    assert message in refused(place, capfd, *words, "--overwrite_output_dir")
+    assert message in refused(place, capfd, *words, "--overwrite_output_dir", loaded=True)
     assert kept.exists()
 
 
@@ -732,7 +740,7 @@ def test_tr10_nothing_of_a_run_stays_alive(place):
 
 def test_ln02_dropout_off_is_refused(place, capfd):
     write_tiny_bert(place / "still", dropout=0.0)
-    assert "--dropout 0.1" in refused(place, capfd, encoder="still")
+    assert "--dropout 0.1" in refused(place, capfd, encoder="still", loaded=True)
     run(place, "--dropout", "0.1", encoder="still")
     assert [entry["positive_cosine"] for entry in history(place) if "loss" in entry][0] < 0.9999
 
@@ -746,6 +754,21 @@ def test_ln08_one_sentence_in_a_stream(place, capfd):
 def test_dd08_equal_sentences_are_no_negatives(place, capfd, words):
     (place / "equal.txt").write_text("a red door\n" * 20)
     assert "all sentences are equal" in refused(place, capfd, *words, text="equal.txt")
+
+
+def test_dd08_equal_tokens_are_no_negatives(place, capfd):
+    (place / "cut.txt").write_text("".join(f"a red door {name}\n" for name in ("dog", "rain", "house", "runs")))
+    error = refused(place, capfd, "--max_seq_length", "5", text="cut.txt", loaded=True)
+    assert "cut.txt: all texts have equal tokens at --max_seq_length 5" in error
+
+
+def test_dd08_a_loss_that_stays_0_is_warned_of_once(place, caplog):
+    encoder = build_encoder(str(place / "encoder"), pooler_type="cls", device="cpu")
+    arguments = SimCSEArguments(str(place / "out"), use_cpu=True, max_steps=4, logging_steps=1, eval_strategy="no",
+                                save_strategy="no", per_device_train_batch_size=4)  # fmt: skip
+    texts = Dataset.from_dict({"text": ["a red door"] * 16})
+    SimCSETrainer(encoder, arguments, texts, loss=InfoNCELoss(encoder)).train()
+    assert caplog.text.count("the loss is 0 and nothing is learned") == 1
 
 
 def test_ln08_the_last_batch_of_one(place, case_inputs):
@@ -857,7 +880,6 @@ def test_ev06_selecting_on_the_test_pairs_warns(place, caplog):
         (["--text_column", "a", "a"], "--text_column names a column twice"),
         (["--dataset_split", "test"], "--dataset_split"),
         (["--report_to", "foo"], "foo"),
-        (["--accelerator_config", '{{"foo": 1}}'], "foo"),
         (["--label_smoothing_factor", "nan"], "--label_smoothing_factor nan is not a finite number"),
         (["--early_stopping_threshold", "inf"], "--early_stopping_threshold inf is not a finite number"),
         (["--output_dir", "{place}/text.txt/out"], "is below, a file"),

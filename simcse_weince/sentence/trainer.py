@@ -93,6 +93,13 @@ class LossTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the statistics of the loss to a training log; a loss that is not finite ends the training."""
         super().log(with_stats(logs, self.state.global_step, partial(loss_stats, self.loss)), start_time)
+        # One log may be of a last batch of one row. Said once: at the second of those in a row.
+        last = [entry["loss"] for entry in self.state.log_history if "loss" in entry][-3:]
+        if "loss" in logs and last[-2:] == [0, 0] and last != [0, 0, 0]:
+            logger.warning(
+                "the loss is 0 and nothing is learned: no anchor has a negative left; look at masked_candidates in "
+                "the log, and raise per_device_train_batch_size or give other data"
+            )
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

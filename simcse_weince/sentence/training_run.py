@@ -129,6 +129,11 @@ def train(groups: TrainingGroups) -> TrainingResult:
         if len(corpus.report.columns) == 1:
             check_dropout(encoder, sample[:16], arguments.max_seq_length)
         tokens = _token_report(encoder, sample, arguments.max_seq_length)
+        if tokens["redundant"] == len(sample) - 1 < _TOKEN_SAMPLE - 1 and loss_arguments.mask_duplicates:
+            raise InputError(
+                f"{corpus.report.files[0].name}: all texts have equal tokens at --max_seq_length "
+                f"{arguments.max_seq_length}, and none is another's negative; raise it, or give other texts"
+            )
         loss = _build_loss(encoder, loss_arguments, loss_options, arguments)
         trainer = _build_trainer(encoder, corpus, dev, arguments, loss)
         main_process = trainer.is_world_process_zero()
