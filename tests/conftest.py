@@ -2,9 +2,11 @@
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
@@ -13,6 +15,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Tiny models: one thread is several times faster than two that wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import datasets  # noqa: E402  # they read the environment
+import huggingface_hub  # noqa: E402
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 
@@ -55,6 +60,22 @@ def tiny_bert(tmp_path: Path) -> str:
     from tests.tiny_models import write_tiny_bert
 
     return write_tiny_bert(tmp_path / "tiny_bert")
+
+
+@pytest.fixture
+def untouched_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The hub may be asked, as on a user's machine, but a test that looks up any address fails."""
+    asked: list[str] = []
+
+    def look_up(host: str, *args: Any, **options: Any) -> NoReturn:
+        asked.append(host)
+        raise OSError("the network is closed in this test")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    yield
+    assert not asked
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import shutil
-import socket
 import threading
 
 import numpy as np
@@ -227,11 +226,8 @@ def test_help(words, capfd):
     assert "usage: simcse-weince" in capfd.readouterr().out
 
 
-def test_pk05_evaluate_and_encode_without_network(place, tiny_bert, monkeypatch):
-    def closed(*args, **kwargs):
-        raise OSError("the network is closed in this test")
-
-    monkeypatch.setattr(socket.socket, "connect", closed)
+@pytest.mark.usefixtures("untouched_network")
+def test_pk05_evaluate_and_encode_without_network(place, tiny_bert):
     assert main(["evaluate", tiny_bert, "--pairs", str(place / "pairs.tsv")]) == 0
     words = ["encode", tiny_bert, str(place / "text.txt"), "--output", str(place / "a.npy")]
     assert main([*words, "--cache_dir", str(place / "cache")]) == 0

@@ -6,7 +6,6 @@ import json
 import lzma
 import os
 import re
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -177,12 +176,8 @@ def test_df16_an_edit_that_keeps_size_and_time_is_seen(tmp_path, read):
     assert texts(read(path)) == ["alpha two"]
 
 
-def test_pk05_local_files_need_no_network(case_inputs, read, monkeypatch):
-    def refuse(*_):
-        raise AssertionError("the network was asked")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+@pytest.mark.usefixtures("untouched_network")
+def test_pk05_local_files_need_no_network(case_inputs, read):
     assert read(case_inputs / "train_crlf.txt").report.kept == 3
     assert len(list(read(case_inputs / "train_crlf.txt", streaming=True).dataset)) == 3
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Module, Transformer
+from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 from sentence_transformers.sentence_transformer.modules import Pooling, WeightedLayerPooling
 from sentence_transformers.util import batch_to_device, is_sentence_transformer_model
 from torch import nn
@@ -65,12 +66,26 @@ class TrainOnlyHead(Module):
         raise RuntimeError("a train-only head is not part of a saved model; use SimCSEEncoder, which leaves it out")
 
 
+class _ModelCard(SentenceTransformerModelCardData):
+    """The host's, which asks the hub about names of local folders: a folder is none of the hub's business."""
+
+    def set_base_model(self, model_id: str, revision: str | None = None) -> bool:
+        return not Path(model_id).is_dir() and super().set_base_model(model_id, revision)
+
+    def try_to_set_base_model(self) -> None:
+        backbone = self.model and self.model.transformers_model
+        if backbone is not None and not Path(backbone.config._name_or_path).is_dir():
+            super().try_to_set_base_model()
+
+
 class SimCSEEncoder(SentenceTransformer):
     """A SentenceTransformer that may carry a `TrainOnlyHead`; it saves, and counts, as if the head were not there.
 
     The head is a module of the encoder, not of the loss, so that gradient clipping, DDP and FSDP treat it as every
     other weight. The saved folder is an ordinary sentence-transformers model.
     """
+
+    model_card_data_class = _ModelCard
 
     def _get_name(self) -> str:
         """The name that the model card prints: what is saved is an ordinary SentenceTransformer."""

@@ -449,6 +449,7 @@ def _load_saved(
     return SentenceTransformer(
         str(output_dir),
         device=str(arguments.device),
+        local_files_only=True,
         trust_remote_code=model.trust_remote_code,
         model_kwargs={name: value for name, value in options.items() if value is not None},
     )
