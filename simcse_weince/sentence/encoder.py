@@ -73,7 +73,7 @@ class _ModelCard(SentenceTransformerModelCardData):
         return not Path(model_id).is_dir() and super().set_base_model(model_id, revision)
 
     def try_to_set_base_model(self) -> None:
-        backbone = self.model and self.model.transformers_model
+        backbone: Any = self.model and self.model.transformers_model
         if backbone is not None and not Path(backbone.config._name_or_path).is_dir():
             super().try_to_set_base_model()
 
