@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from simcse_weince.gather import Shard
 from simcse_weince.links import blended_link_and_slope, shortfall, softmax_link
@@ -236,7 +237,13 @@ class InfoNCE(nn.Module):
 
         Raises:
             ValueError: for tensors whose shapes or dtypes do not fit; the message names the argument.
+            RuntimeError: in a replica of ``nn.DataParallel``, which sees a part of the batch alone.
         """
+        if getattr(self, "_is_replica", False):
+            raise RuntimeError(
+                "nn.DataParallel gives each device a part of the batch, and too few negatives: wrap the encoder alone, "
+                "or use DistributedDataParallel (accelerate launch)"
+            )
         comparisons = self.compare(first, second, *negatives, keep=keep, shard=shard)
         # Backwards, so that stats() are left with the first direction.
         losses = [self._loss(comparison) for comparison in comparisons[::-1]]
@@ -755,7 +762,7 @@ def _only_negatives(chunk: Comparison, cosine: Tensor, dropped: Tensor | None) -
 
 def _largest(values: Tensor, size: int) -> Tensor:
     """The ``size`` largest ``values`` of each row, largest first; the order of ``values`` may change."""
-    if values.device.type != "cpu" or torch.compiler.is_compiling():
+    if values.device.type != "cpu" or is_compiling():
         return values.topk(size).values
     # Several times as fast as topk of the same torch, release 2.13: numpy selects and sorts with vector instructions.
     array = values.numpy()

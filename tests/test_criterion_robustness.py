@@ -50,7 +50,8 @@ def test_ln01_duplicate_sentence_bf16(criterion, dtype, autocast):
             for embeddings in (pair, [view.to(dtype) for view in pair]):
                 results = run(criterion, *embeddings)
                 assert all(value.isfinite().all() for value in results)
-                exact = run(criterion, *(view.float() for view in embeddings))
+                with torch.autocast("cpu", enabled=False):
+                    exact = run(criterion, *(view.float() for view in embeddings))
                 torch.testing.assert_close(results[0], exact[0], rtol=1e-6, atol=1e-6)
 
 
@@ -108,6 +109,20 @@ def test_ln06_zero_row_has_no_direction_and_no_gradient(criterion, dtype, case_i
         for view, gradient in zip(views_, gradients, strict=True):
             assert gradient.abs().max() < 1e3
             assert (gradient[view.norm(dim=1) == 0] == 0).all()
+
+
+@every_criterion
+def test_ln06_a_row_that_is_nearly_zero_has_none_either(criterion):
+    """From a norm of SMALLEST_NORM up a row has its direction, whatever the scale of the others."""
+    first, second = views(16, 32, dtype=torch.float32)
+    unit = torch.nn.functional.normalize(first[3], dim=0)
+    for norm, counts in ((0.99e-6, False), (1.01e-6, True)):
+        short = first.clone()
+        short[3] = norm * unit
+        loss, gradient, _ = run(criterion, short, second)
+        assert (gradient[3].norm() > 0) == counts
+        whole = first.clone() if counts else first.index_fill(0, torch.tensor([3]), 0.0)
+        assert loss == pytest.approx(run(criterion, whole, second)[0].item(), rel=1e-4)
 
 
 def test_ln06_zero_rows_are_counted(case_inputs):
@@ -321,7 +336,7 @@ def test_la03_forward_never_waits_for_the_device(criterion, masked, monkeypatch)
 
     with monkeypatch.context() as patch, Waits():
         # What a device does; a CPU, for which nobody waits, selects with numpy.
-        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        patch.setattr("simcse_weince.criterion.is_compiling", lambda: True)
         for method in ("item", "cpu", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__"):
             patch.setattr(torch.Tensor, method, refuse)
         loss = criterion(*embeddings, keep=keep)
@@ -401,8 +416,14 @@ def test_tr10_memory_is_flat_over_200_calls(criterion):
     assert all(value.grad_fn is None for value in criterion._last.values())
 
 
+def test_dd01_a_part_of_the_batch_is_not_taken_for_the_whole():
+    with pytest.raises(RuntimeError, match="nn.DataParallel gives each device a part of the batch"):
+        InfoNCE()._replicate_for_data_parallel()(*views(8))
+
+
 def test_stats_are_means_of_the_last_call():
     criterion, (first, second) = Weince(layout="both_views"), views(40)
+    second[5] = first[3] + 0.01 * second[5]  # a near negative
     assert criterion.stats() == {}
     keep = torch.ones(80, 80, dtype=torch.bool)
     keep[0, [3, 5, 40, 0]] = False  # of these, 40 is the positive and 0 the anchor itself
@@ -417,6 +438,11 @@ def test_stats_are_means_of_the_last_call():
     keep &= ~torch.eye(80, dtype=torch.bool) & ~torch.eye(80, dtype=torch.bool).roll(40, 1)
     mean = (cosine * keep).sum(1) / keep.sum(1)
     assert stats["negative_cosine"] == pytest.approx(mean.mean().item(), abs=1e-6)
+    assert stats["near_negatives"] == pytest.approx((((1 - cosine < 0.05) & keep).sum(1) / keep.sum(1)).mean().item())
+    potential = ((4 * cosine - 4).exp() * keep).sum(1) / keep.sum(1)
+    assert stats["uniformity"] == pytest.approx(potential.mean().log().item(), rel=1e-5)
+    assert stats["blend_above_half"] == (tail.blend > 0.5).float().mean().item()
+    assert stats["effective_temperature"] == pytest.approx(criterion.temperature / (1 - stats["blend"]), rel=1e-6)
     assert stats["masked_candidates"] == 2
     assert stats["zero_norm_rows"] == stats["anchors_without_tail"] == 0
     assert set(stats) >= set(InfoNCE().stats()) and all(isinstance(value, float) for value in stats.values())
