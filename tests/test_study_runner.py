@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import yaml
@@ -82,6 +83,10 @@ def test_a_study_killed_twice_gives_the_records_of_an_uninterrupted_one(place): 
     assert str(place) not in json.dumps(records(folder)) + (folder / "study.yaml").read_text()
 
 
+# What a training of so many steps ends with: it is killed, or stopped by a signal, which it may answer itself.
+ENDS = {9: -signal.SIGKILL, 102: -signal.SIGINT, 115: -signal.SIGTERM, 130: 130}
+
+
 @pytest.fixture
 def trained(monkeypatch):
     """Stands for the processes of a study: leaves the files of a training, whose scores grow with the temperature."""
@@ -100,8 +105,8 @@ def trained(monkeypatch):
             stdout.write("simcse-weince: error: thirteen\n")
             stdout.flush()
             return subprocess.CompletedProcess(command, 2)
-        if chosen.get("max_steps") == 9:
-            return subprocess.CompletedProcess(command, -9)
+        if chosen.get("max_steps") in ENDS:
+            return subprocess.CompletedProcess(command, ENDS[chosen["max_steps"]])
         score = chosen.get("temperature", 0.05) + chosen["seed"] / 1000
         folder = runner.os.fspath(values["--output_dir"])
         run = {"seed": chosen["seed"], "result": {"dev_best": score, "test_after": score - 0.01}, "scores": {"test": 1}}
@@ -111,6 +116,8 @@ def trained(monkeypatch):
             {"step": 2, "train_loss": 2.1, "train_runtime": 9.0},
         ]
         runner.write_text(f"{folder}/trainer_state.json", json.dumps({"log_history": log}))
+        for step in (9, 10):
+            os.makedirs(f"{folder}/checkpoint-{step}", exist_ok=True)
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(runner.subprocess, "run", run)
@@ -128,7 +135,8 @@ def test_settings_are_chosen_on_dev_alone_and_tested_once(place, trained):  # no
     assert "test" not in json.dumps([{**record, "options": None} for record in first_phase])
     report = [record for record in found.values() if record["phase"] == "report"]
     assert len(report) == 4 and all(record["setting"] == {"temperature": 0.07} for record in report)
-    assert sum(call["words"][0] == "evaluate" for call in trained) == len(report)
+    evaluated = [call["words"][1] for call in trained if call["words"][0] == "evaluate"]
+    assert len(evaluated) == len(report) and {os.path.basename(path) for path in evaluated} == {"checkpoint-10"}
     assert report[0]["curve"] == [{"step": 1, "loss": 2.0, "blend": None, "hardness": None}]
 
 
@@ -267,6 +275,30 @@ def test_a_run_that_the_machine_kills_costs_itself_alone(place, trained, capfd):
     assert main(["study", str(write(place, arms=arms))]) == 2
     assert "2 runs failed (weince-seed=1, weince-seed=2)" in capfd.readouterr().err
     assert len(records(place / "records")) == 4
+
+
+@pytest.mark.parametrize("steps", [102, 115, 130])
+def test_a_run_that_is_interrupted_ends_the_study(place, trained, steps):  # noqa: F811
+    arms = {"infonce": {}, "weince": {"max_steps": steps}, "weibull": {}}
+    assert main(["study", str(write(place, arms=arms, evaluations={}, scores={"x": "result.test_after"}))]) == 2
+    assert len(trained) == 2 and [*records(place / "records")] == ["infonce-seed=1.json"]
+
+
+def test_of_two_studies_at_once_one_trains_a_run_and_the_other_waits_for_its_record(place, trained, monkeypatch):  # noqa: F811
+    study = read_study(write(place, arms={"infonce": {}}, seeds={"report": [1]}))
+    train, others = runner.subprocess.run, []
+
+    def while_another_starts(command, **options):
+        if not others:
+            others.append(pool.submit(runner.run_study, study))
+            wait(others, timeout=0.5)  # time enough to train, if it would
+        return train(command, **options)
+
+    monkeypatch.setattr(runner.subprocess, "run", while_another_starts)
+    with ThreadPoolExecutor() as pool:
+        runner.run_study(study)
+        others[0].result()
+    assert [call["words"][0] for call in trained] == ["train", "evaluate"]
 
 
 def test_parallel_runs_get_devices_of_their_own(monkeypatch):
