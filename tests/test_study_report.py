@@ -107,11 +107,21 @@ def test_runs_that_were_not_made_alike_are_named(study):
     assert "The runs were not made alike: they differ in data, precision." in to_markdown(summarize(study))
 
 
+@pytest.mark.parametrize("other", [{"versions": {"torch": "2.6"}}, {"device": "cuda"}, {"processes": 2}])
+def test_runs_of_other_versions_or_machines_are_named(tmp_path, other):
+    study = plan(tmp_path, arms=["infonce", "weibull"], grid={}, seeds={"report": [1]})
+    for run in study.runs("report"):
+        made = {"versions": {"torch": "2.9"}, "device": "cpu", "processes": 1, "result": {"test_after": 0.7}}
+        finish(study, run, run=made if run.arm == "infonce" else {**made, **other})
+    assert f"they differ in {next(iter(other))}." in verdict(summarize(study))
+
+
 @pytest.mark.parametrize(
     "other",
     [
         {"run": {"images": {"bank": {"name": "x.npz", "sha256": "b"}}}},
         {"run": {"corpus": {"files": [{"name": "b/stream"}]}}},
+        {"run": {"graded_pairs": {"dev": {"files": {"pairs.tsv": "b"}}}}},
         {"evaluations": {"suite": {"tasks": [{"files": {"STS.input.a.txt": "b"}}]}}},
     ],
 )
