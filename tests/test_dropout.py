@@ -73,6 +73,16 @@ def test_nothing_changes_where_nothing_is_dropped():
         assert F.dropout(torch.empty(0), 0.5).shape == (0,)
 
 
+def test_after_the_block_dropout_is_that_of_torch_also_when_the_block_failed():
+    own = F.dropout, F.scaled_dot_product_attention
+    with cpu_dropout():
+        assert F.dropout is not own[0] and F.scaled_dot_product_attention is not own[1]
+    assert (F.dropout, F.scaled_dot_product_attention) == own
+    with pytest.raises(RuntimeError, match="in the block"), cpu_dropout():
+        raise RuntimeError("in the block")
+    assert (F.dropout, F.scaled_dot_product_attention) == own
+
+
 @pytest.mark.parametrize("kind", ["bool", "float", "none"])
 def test_attention_is_that_of_torch(kind: str):
     torch.manual_seed(0)
@@ -82,11 +92,12 @@ def test_attention_is_that_of_torch(kind: str):
     mask: Any = {"bool": allowed, "float": torch.zeros(2, 1, 5, 5).double().masked_fill(~allowed, -1e9), "none": None}[
         kind
     ]
-    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3)
+    scale = None if kind == "none" else 0.3  # by default one over the root of the width
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     with cpu_dropout():
         means = torch.stack(
             [
-                F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=0.1, scale=0.3)
+                F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=0.1, scale=scale)
                 for _ in range(4000)
             ]
         )
