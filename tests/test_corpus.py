@@ -222,6 +222,8 @@ def test_csv_cells_may_hold_line_ends_and_line_numbers_stay_right(tmp_path, read
     corpus = read(path, skip_bad=True)
     assert texts(corpus) == ["two lines", "last word"]
     assert corpus.report.files[0].first == {"empty": [4], "bad": [5]}
+    with pytest.raises(InputError, match="--skip_bad"):  # what was read with it is not taken for the whole file
+        read(path)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +332,24 @@ def test_the_first_so_many_and_no_more_is_read(tmp_path, read):
     assert corpus.report.summary() == "read 3 lines, kept 2, dropped 1 empty"
 
 
+def test_duplicates_and_the_first_so_many_are_counted_over_all_files(tmp_path, read):
+    files = [write(tmp_path / "a.txt", "one\ntwo\n"), write(tmp_path / "b.txt", "two\nthree\nfour\n")]
+    corpus = read(files, dedupe=True)
+    assert texts(corpus) == ["one", "two", "three", "four"]
+    assert [file.dropped for file in corpus.report.files] == [{}, {"duplicate": 1}]
+    assert texts(read(files, dedupe=True, max_samples=3)) == ["one", "two", "three"]
+    first = read(files, max_samples=2)
+    assert texts(first) == ["one", "two"] and [file.read for file in first.report.files] == [2, 0]
+
+
+def test_distinct_rows_are_counted_over_all_batches(tmp_path, read):
+    """More rows than are written at a time: some repeat one of their own batch, some one of another."""
+    lines = [f"row {number % 15_000}" for number in range(25_000)] + ["last", "last"]
+    corpus = read(write(tmp_path / "a.txt", "\n".join(lines)))
+    assert (corpus.report.kept, corpus.report.distinct, corpus.report.duplicates) == (25_002, 15_001, 10_001)
+    assert corpus.dataset["text"][:] == lines
+
+
 @pytest.mark.parametrize("options", [{"max_samples": 0}, {"dedupe": True, "streaming": True}])
 def test_senseless_options_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
@@ -367,8 +387,10 @@ def test_the_same_content_is_read_once_whatever_its_name(tmp_path, read, monkeyp
     calls = []
     monkeypatch.setattr(corpus_module, "_write_arrow", lambda *given: calls.append(1) or write_arrow(*given))
     read(tmp_path / "b.txt", keep_blank=True)
+    read(tmp_path / "b.txt", encoding="latin-1")
+    read(tmp_path / "b.txt", dedupe=True)
     read(tmp_path / "b.txt", use_cache=False)
-    assert len(calls) == 2
+    assert len(calls) == 4
 
 
 def test_several_readers_at_once_agree(tmp_path, read):
