@@ -55,7 +55,8 @@ def test_vi01_every_image_counts_in_any_batches(encoder, images):
         torch.testing.assert_close(features, bank.features, rtol=1e-4, atol=1e-5)
         record = run_probes(bank, Labelled(features, labels), ProbeOptions(probes=["knn"], probe_seeds=[1], knn=5))
         assert record["knn"]["images"] == {"train": 41, "validation": 9, "test": 50}
-        assert record["knn"]["scores"]["test_recall_at_50"]["mean"] == 1.0
+        # At least the images that are in the bank are their own nearest; by chance a third would be right.
+        assert record["knn"]["scores"]["test_recall_at_1"]["mean"] >= 41 / 50
 
 
 def test_vi07_features_are_deterministic_and_leave_the_mode(encoder, images):
