@@ -44,6 +44,19 @@ def test_evaluate_prints_and_writes(place, tiny_bert, capfd):
     assert len(record["tasks"][0]["files"]["pairs.tsv"]) == 64 and str(place) not in output.read_text()
 
 
+def test_the_seed_of_evaluate_is_that_of_the_resamples(place, tiny_bert):
+    rows = [line.rsplit("\t", 1) for line in PAIRS.splitlines()[1:] * 4]
+    text = "".join(f"{pair}{'!' * number}\t{score}\n" for number, (pair, score) in enumerate(rows))
+    (place / "many.tsv").write_text("sentence1\tsentence2\tscore\n" + text)
+    words = ["evaluate", tiny_bert, "--pairs", str(place / "many.tsv"), "--bootstrap=50", "--output"]
+    for seed in ("0", "7", "8"):
+        assert main([*words, str(place / seed), "--seed", seed]) == 0
+    assert main([*words, str(place / "default")]) == 0
+    zero, seven, eight, default = (json.loads((place / name).read_text()) for name in ("0", "7", "8", "default"))
+    found = [str(record["tasks"][0]["intervals"]) for record in (zero, seven, eight)]
+    assert len(set(found)) == 3 and "None" not in str(found) and seven["seed"] == 7 and default == zero
+
+
 def test_options_may_have_hyphens(place, tiny_bert):
     words = ["evaluate", tiny_bert, "--pairs", str(place / "pairs.tsv"), "--batch-size", "2", "--pooler-type=avg"]
     assert main(words) == 0

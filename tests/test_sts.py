@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import scipy.spatial.distance
 import scipy.stats
 import torch
 from datasets import Dataset
@@ -167,6 +168,13 @@ def test_equal_sentences_tie_exactly():
     cosines = pairwise_cosines(vectors, 3 * vectors)
     assert cosines.dtype == np.float32 and set(cosines.tolist()) == {1.0}
     assert pairwise_cosines(np.zeros((1, 4)), np.ones((1, 4))).tolist() == [0.0]
+
+
+def test_cosines_have_all_digits_of_float32():
+    generator = np.random.default_rng(4)
+    first, second = (generator.normal(size=(200, 64)).astype(np.float32) for _ in range(2))
+    exact = [1 - scipy.spatial.distance.cosine(*pair) for pair in zip(first.astype(float), second, strict=True)]
+    np.testing.assert_allclose(pairwise_cosines(first, second), exact, rtol=1e-7)
 
 
 def test_alignment_and_uniformity_are_those_of_wang_and_isola():
