@@ -12,6 +12,7 @@ import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -26,11 +27,11 @@ from transformers.trainer_utils import IntervalStrategy
 
 from simcse_weince import InfoNCELoss, ReleasedWeince, SimCSEArguments, SimCSETrainer, STSEvaluator, WeinceLoss
 from simcse_weince.cli import main
-from simcse_weince.run_folder import last_complete_checkpoint
+from simcse_weince.run_folder import Patience, last_complete_checkpoint, prepare
 from simcse_weince.sentence.arguments import parse_training_arguments
 from simcse_weince.sentence.encoder import build_encoder, view_cosine
 from simcse_weince.sentence.pairs import read_pairs
-from simcse_weince.sentence.training_run import _token_report, train
+from simcse_weince.sentence.training_run import _read_corpus, _token_report, train
 from tests.tiny_models import write_tiny_bert
 
 PAIRS = """sentence1\tsentence2\tscore
@@ -88,6 +89,7 @@ def refused(place, capfd, *extra, loaded=False, **where):
         assert main(["train", *command(place, *extra, **where)]) == 2
     error = capfd.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("simcse-weince: error: ") and "Traceback" not in error
+    assert "the encoder was loaded" not in error, error
     return error
 
 
@@ -346,10 +348,21 @@ def test_ev01_constant_gold_cannot_select(place, capfd, case_inputs):
     assert "all scores are equal" in error
 
 
-def test_early_stopping(place, monkeypatch):
-    script_scores(monkeypatch, [0.8, 0.7, 0.6])
+@pytest.mark.parametrize(
+    ("scores", "words"), [([0.8, 0.7, 0.6], []), ([0.5, 0.55, 0.6], ["--early_stopping_threshold", "0.1"])]
+)
+def test_early_stopping(place, monkeypatch, scores, words):
+    script_scores(monkeypatch, scores)
     monkeypatch.setattr("simcse_weince.sentence.training_run._check_saved", lambda result, *rest: result)
-    assert run(place, "--early_stopping_patience", "1").steps == 4
+    assert run(place, "--early_stopping_patience", "1", *words).steps == 4
+
+
+def test_patience_counts_again_with_its_threshold():
+    """What it counts by on resume: of these scores three in a row are not better enough than the best so far."""
+    log = [{"step": step, "x": score} for step, score in enumerate((0.9, 0.5, 0.55, 0.56, 0.64))]
+    state, arguments = SimpleNamespace(log_history=log), SimpleNamespace(metric_for_best_model="x")
+    assert Patience(3, 0.1).is_over(arguments, state)
+    assert not Patience(4, 0.1).is_over(arguments, state) and not Patience(1, 0.01).is_over(arguments, state)
 
 
 def test_tr12_learning_rate_and_weight_decay_reach_the_optimizer(place, monkeypatch):
@@ -536,9 +549,44 @@ def test_a_run_does_not_clear_away_the_encoder_it_starts_from(place, capfd):
 )
 def test_resume_refuses_another_run(place, capfd, words, named):
     run(place, "--max_steps", "2")
-    (place / "other.txt").write_text("\n".join(SENTENCES[:20]) + "\n")
+    (place / "other.txt").write_text("\n".join(reversed(SENTENCES)) + "\n")  # of the same size
     words = [word.format(other=place / "other.txt") for word in words]
     assert named in refused(place, capfd, *words, "--resume_from_checkpoint", "last", "--max_steps", "4")
+
+
+@pytest.fixture
+def begun(place):
+    """A run with a checkpoint, as much of it as is looked at before the encoder is loaded."""
+    prepare(place / "out", parse_training_arguments(command(place)).chosen, None)
+    checkpoint = place / "out" / "checkpoint-2"
+    checkpoint.mkdir()
+    (checkpoint / "trainer_state.json").write_text("{}")
+    for name in ("optimizer.pt", "scheduler.pt"):
+        torch.save({}, checkpoint / name)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "dedupe", "encoding latin-1", "max_train_samples 40", "skip_bad", "streaming", "text_column text",
+        "batch_sampler no_duplicates", 'prompts {"text":"x"}', "eval_file PLACE/other.tsv", "neftune_noise_alpha 5",
+        "gradient_accumulation_steps 2", "max_seq_length 16", "metric_for_best_model pearson",
+        "optim_args momentum=0.5", "adam_beta1 0.8", "adam_beta2 0.9", "adam_epsilon 1e-6", "max_grad_norm 2",
+        "lr_scheduler_type cosine", 'lr_scheduler_kwargs {"num_cycles":2}', "dropout 0.2", "temperature 0.1",
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("begun")
+def test_what_makes_a_run_cannot_change_on_resume(place, capfd, option):
+    (place / "other.tsv").write_text(PAIRS)
+    words = f"--{option}".replace("PLACE", str(place)).split()
+    assert f"was written with {words[0]} " in refused(place, capfd, *words, "--resume_from_checkpoint", "last")
+
+
+@pytest.mark.usefixtures("begun")
+def test_what_makes_no_other_run_may_change_on_resume(place, capfd):
+    words = ["--cache_dir", place / "elsewhere", "--mini_batch_size", "8", "--max_steps", "9", "--logging_steps", "3"]
+    with pytest.raises(AssertionError, match="the encoder was loaded"):  # so nothing was refused
+        refused(place, capfd, *words, "--resume_from_checkpoint", "last")
 
 
 def test_resuming_a_finished_run_trains_nothing(place):
@@ -607,10 +655,13 @@ def test_resume_skips_a_checkpoint_that_was_being_written(place):
 
 def test_resume_from_a_damaged_checkpoint_is_one_sentence(place, capfd):
     run(place, "--max_steps", "2")
-    path = place / "out" / "checkpoint-2" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-20])
-    error = refused(place, capfd, "--resume_from_checkpoint", "last")
-    assert "checkpoint-2/model.safetensors is damaged; remove checkpoint-2" in error
+    for name in ("model.safetensors", "loss_state.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        path = place / "out" / "checkpoint-2" / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-20])
+        error = refused(place, capfd, "--resume_from_checkpoint", "last")
+        assert f"checkpoint-2/{name} is damaged; remove checkpoint-2" in error
+        path.write_bytes(whole)
 
 
 def test_compliance_10_la04_state_of_the_loss_and_of_the_head_survive(place):
@@ -674,6 +725,16 @@ def test_checkpoints_without_an_optimizer_are_not_cleared_unasked(place, capfd):
     assert (place / "out" / "checkpoint-2" / "model.safetensors").exists()
 
 
+def test_options_of_the_sentences_reach_their_reader(place):
+    rows = ["a,b", "one,caf\xe9", "two,caf\xe9", "no second cell", "three,tea", "four,milk"]
+    (place / "rows.csv").write_text("\n".join(rows), encoding="latin-1")
+    words = ["--encoding", "latin-1", "--skip_bad", "--dedupe", "--max_train_samples", "2", "--text_column", "b"]
+    groups = parse_training_arguments(command(place, *words, text="rows.csv"))
+    corpus = _read_corpus(groups.data, str(place / "cache"), groups.training)
+    assert corpus.dataset["text"][:] == ["caf\xe9", "tea"]
+    assert corpus.report.dropped == {"duplicate": 1, "bad": 1}
+
+
 def test_graded_pairs_are_read_as_the_sentences_are(place, capfd):
     """What the messages advise must have an effect."""
     (place / "latin.tsv").write_text(PAIRS.replace("red door", "caf\xe9"), encoding="latin-1")
@@ -698,9 +759,11 @@ def test_a_stream_of_the_hub_is_that_of_its_data_set(place, capfd, monkeypatch):
     words = command(place, "--streaming", "--max_steps", "2")
     words[words.index("--train_file") : words.index("--output_dir")] = ["--dataset_name", "a/one"]
     assert main(["train", *words]) == 0
-    for other in ("a/two", "b/one"):
-        assert main(["train", *words, "--dataset_name", other, "--resume_from_checkpoint", "last"]) == 2
-        assert f"--dataset_name a/one, not {other}" in capfd.readouterr().err
+    for option, other in (("name a/one", "a/two"), ("name a/one", "b/one"), ("split by default", "validation"),
+                          ("config_name by default", "en")):  # fmt: skip
+        changed = [f"--dataset_{option.split()[0]}", other]
+        assert main(["train", *words, *changed, "--resume_from_checkpoint", "last"]) == 2
+        assert f"--dataset_{option}, not {other}" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["label", "scores", "dataset_name"])
