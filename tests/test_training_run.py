@@ -627,6 +627,7 @@ def test_two_runs_do_not_share_a_folder(place, capfd):
         (["--learning_rate_mapping", '{"(": 1e-3}'], "unterminated"),
         (["--neftune_noise_alpha", "5"], "get_input_embeddings"),
         (["--batch_sampler", "group_by_label"], "label"),
+        (["--report_to", "foo"], "foo is not supported"),
     ],
 )
 def test_options_that_the_host_refuses_late_cost_no_earlier_run(place, capfd, words, message):
@@ -958,7 +959,6 @@ def test_ev06_selecting_on_the_test_pairs_warns(place, caplog):
         (["--early_stopping_patience", "2", "--eval_strategy", "no"], "--early_stopping_patience"),
         (["--text_column", "a", "a"], "--text_column names a column twice"),
         (["--dataset_split", "test"], "--dataset_split"),
-        (["--report_to", "foo"], "foo"),
         (["--label_smoothing_factor", "nan"], "--label_smoothing_factor nan is not a finite number"),
         (["--early_stopping_threshold", "inf"], "--early_stopping_threshold inf is not a finite number"),
         (["--output_dir", "{place}/text.txt/out"], "is below, a file"),
