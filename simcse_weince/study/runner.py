@@ -182,9 +182,8 @@ def _finish(study: Study, run: Run, environment: Mapping[str, str], keep_models:
             "evaluations": evaluations, "curve": _curve(history), "seconds": time.perf_counter() - start,
         }  # fmt: skip
         write_json(study.record_path(run), record)
-        if (
-            not keep_models or run.phase == "settings"
-        ):  # with the lock, for another study that waits for this run; it may write its log meanwhile
+        # With the lock, for another study that waits for this run; it may write its log meanwhile.
+        if not keep_models or run.phase == "settings":
             shutil.rmtree(folder, ignore_errors=True)
 
 
