@@ -185,7 +185,6 @@ class InfoNCE(nn.Module):
         partition_mode: str = "joint",
         own_negatives_only: bool = False,
     ) -> None:
-        """Check and keep the options."""
         super().__init__()
         self.temperature = _number("temperature", temperature, 0, above=True)
         self.layout = _choice("layout", layout, ("cross_view", "both_views", "columns"))
@@ -482,7 +481,6 @@ class Weince(InfoNCE):
         partition_mode: str = "joint",
         own_negatives_only: bool = False,
     ) -> None:
-        """Check and keep the options."""
         super().__init__(
             temperature, layout=layout, chunk_size=chunk_size, reduction=reduction, directions=directions,
             partition_mode=partition_mode, own_negatives_only=own_negatives_only,
@@ -613,7 +611,6 @@ class ReleasedWeince(Weince):
         top_m: int = 50,
         **options: Any,
     ) -> None:
-        """Check and keep the options."""
         super().__init__(temperature, layout=layout, **{"shape": 1.0, "floor": 1e-6, **options})
         self.weibull_weight = _number("weibull_weight", weibull_weight, 0)
         self.softmax_weight = _number("softmax_weight", softmax_weight, 0)

@@ -112,7 +112,6 @@ class InfoNCELoss(nn.Module):
         group_by_length: bool | None = None,
         **options: Any,
     ) -> None:
-        """Create the loss."""
         super().__init__()
         if options.get("reduction", "mean") != "mean":
             raise ValueError(f'reduction must be "mean", a trainer needs a scalar, got {options["reduction"]!r}')
@@ -288,7 +287,6 @@ class HardnessWeightedLoss(MultipleNegativesRankingLoss):
         hardness_strength: float = 9.0,
         gather_across_devices: bool = False,
     ) -> None:
-        """Create the loss."""
         scale = 1 / InfoNCE(temperature).temperature  # checked
         super().__init__(model, scale, gather_across_devices=gather_across_devices,
                          hardness_mode="in_batch_negatives", hardness_strength=hardness_strength)  # fmt: skip
@@ -333,7 +331,6 @@ class CachedInfoNCELoss(CachedLossMixin, nn.Module):
         show_progress_bar: bool = False,
         **options: Any,
     ) -> None:
-        """Create the loss, and the plain one that it computes."""
         super().__init__()
         self._options = {"mini_batch_size": mini_batch_size, "mini_batch_num_tokens": mini_batch_num_tokens}
         for name, value in self._options.items():

@@ -74,7 +74,6 @@ class Page:
     """
 
     def __init__(self, title: str, lead: str = "") -> None:
-        """Start a page."""
         self.title, self.lead = title, lead
         self._blocks: list[tuple[str, str]] = []  # (kind, HTML)
         self._images: list[tuple[str, bytes]] = []  # (name, PNG)

@@ -21,7 +21,6 @@ class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one sentence, and that takes ``--data-dir`` for ``--data_dir``."""
 
     def __init__(self, **options: Any) -> None:
-        """Create the parser; abbreviated options are refused."""
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:

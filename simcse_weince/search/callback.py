@@ -35,7 +35,6 @@ class SearchCallback(TrainerCallback):
         self, trainer: Trainer, anchors: Sequence[str], positives: Sequence[str], pool: Sequence[str], *,
         temperature: float = 0.05, batch_size: int = 128,
     ) -> None:  # fmt: skip
-        """Keep the texts."""
         if not len(anchors) == len(positives) >= 2 or len(pool) < 2:
             raise ValueError("anchors and positives must be two or more of equal number, and pool two or more")
         self.trainer, self.temperature, self.batch_size = trainer, temperature, batch_size

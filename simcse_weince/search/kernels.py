@@ -180,7 +180,6 @@ class CosineRows:
     """
 
     def __init__(self, anchors: "Tensor | np.ndarray", pool: "Tensor | np.ndarray") -> None:
-        """Normalise both."""
         left, right = torch.as_tensor(anchors).detach(), torch.as_tensor(pool).detach()
         if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[1]:
             raise ValueError(f"anchors {tuple(left.shape)} and pool {tuple(right.shape)} must be (n, d) and (N, d)")
@@ -224,7 +223,6 @@ class Pairs:
     """Checked similarities, ``pos`` (n,) or (n, P) and ``neg`` (n, N), read in blocks of rows as float64."""
 
     def __init__(self, pos: Similarities, neg: Similarities, unbounded: bool = False) -> None:
-        """Check types and shapes; values are checked when they are read."""
         positives = to_float64(pos, "pos", unbounded)
         if not isinstance(neg, (np.ndarray, Tensor, CosineRows)):
             raise TypeError(f"neg must be a numpy array, a torch tensor or CosineRows, not {type(neg).__name__}")

@@ -43,7 +43,6 @@ class _SolvableModel:
     kl_m_pi: float
 
     def __init__(self, logits: Tensor, corpus: Tensor, positive: Tensor, anchor_law: Tensor) -> None:
-        """Normalise the search kernel."""
         self.logits, self.corpus, self.positive, self.anchor_law = logits, corpus, positive, anchor_law
         self.log_z = (logits + corpus.log()).logsumexp(1)
         self.density = (logits - self.log_z[:, None]).exp()
@@ -165,7 +164,6 @@ class VonMisesFisherModel(_SolvableModel):
     """
 
     def __init__(self, d: int, kappa: float, link: Link) -> None:
-        """Lay out the quadrature."""
         self.d, self.kappa, self.link = d, kappa, link
         self.shape = (d - 1) / 2
         exponent = link.theta_t

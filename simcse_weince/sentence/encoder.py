@@ -49,7 +49,6 @@ class TrainOnlyHead(Module):
     """
 
     def __init__(self, embedding_dimension: int, initializer_range: float = 0.02) -> None:
-        """Create the layer."""
         super().__init__()
         self.linear = nn.Linear(embedding_dimension, embedding_dimension)
         nn.init.normal_(self.linear.weight, std=initializer_range)

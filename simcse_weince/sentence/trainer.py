@@ -59,7 +59,6 @@ class LossStatsCallback(TrainerCallback):
     """
 
     def __init__(self, trainer: SentenceTransformerTrainer) -> None:
-        """Keep the trainer: the host hands callbacks neither it nor the loss."""
         self.trainer = trainer
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> TrainerControl:
@@ -136,7 +135,6 @@ class SimCSETrainer(LossTrainer, SentenceTransformerTrainer):
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Create the trainer, from the arguments of the host's."""
         super().__init__(*args, **options)
         if (self.args.metric_for_best_model or "").removeprefix("eval_") == DEFAULT_METRIC:
             evaluators = [self.evaluator, *getattr(self.evaluator, "evaluators", [])]

@@ -44,7 +44,6 @@ class SmallImageResNetModel(ResNetModel):
     config_class = SmallImageResNetConfig
 
     def __init__(self, config: SmallImageResNetConfig) -> None:
-        """Build the ResNet of `config` and exchange its stem."""
         super().__init__(config)
         self.embedder.embedder = ResNetConvLayer(
             config.num_channels, config.embedding_size, kernel_size=3, stride=1, activation=config.hidden_act
@@ -157,7 +156,6 @@ class VisionEncoder(nn.Module):
     head_is_trained = False
 
     def __init__(self, backbone: PreTrainedModel, image_size: int, projection_size: int = 64) -> None:
-        """Build a head for the width that the backbone gives to images of this size."""
         super().__init__()
         if projection_size < 1:
             raise ValueError(f"projection_size must be at least 1, not {projection_size}")

@@ -38,7 +38,6 @@ class ImageBatches(Dataset):
     """Images that the loader takes a batch at a time, as one uint8 tensor (N, 3, H, W) under "images"."""
 
     def __init__(self, images: Tensor) -> None:
-        """Keep the images where they are, which may be a file."""
         self.images = images
 
     def __len__(self) -> int:
@@ -63,7 +62,6 @@ class Lars(torch.optim.Optimizer):
     def __init__(
         self, parameters: Any, lr: float, momentum: float = 0.9, weight_decay: float = 1e-6, trust: float = 1e-3
     ) -> None:
-        """Keep the options."""
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
     @torch.no_grad()
@@ -144,7 +142,6 @@ class VisionTrainer(LossTrainer):
         normalize: Any = None,
         **options: Any,
     ) -> None:
-        """Build the host's trainer."""
         if args.world_size > 1 and args.device.type == "cuda":
             nn.SyncBatchNorm.convert_sync_batchnorm(model)
         # A third less time for a ResNet, nothing for a ViT.

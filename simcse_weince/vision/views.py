@@ -67,7 +67,6 @@ class TwoViews:
     """
 
     def __init__(self, options: ViewOptions, image_size: int) -> None:
-        """Keep the options."""
         if options.blur_probability and image_size < 2:
             raise InputError("blur_probability: views of 1 pixel cannot be blurred; name a larger --image_size")
         self.options = options
