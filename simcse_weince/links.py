@@ -42,36 +42,22 @@ def shortfall_link(cosine: Tensor, shape: float | Tensor, floor: float = 1e-4) -
     return shortfall(cosine).add_(floor).log_().mul_(-shape)
 
 
-def blended_link(
-    cosine: Tensor, blend: float | Tensor, shape: float | Tensor, temperature: float, floor: float = 1e-4
-) -> Tensor:
-    """The WEINCE logit, ``(1 - blend) * s / temperature - blend * shape * log(1 - s + floor)``.
-
-    Both links are finite, so ``blend = 0`` is :func:`softmax_link` and ``blend = 1`` is :func:`shortfall_link` to the
-    last bit, in value and gradient. ``blend`` and ``shape`` broadcast to the shape of ``cosine``: (A, 1) to (A, C).
-    """
-    return _blend(cosine, shortfall(cosine), blend * shape, (1 - blend) * (1 / temperature), floor)
-
-
 def blended_link_and_slope(
     cosine: Tensor, blend: float | Tensor, shape: float | Tensor, temperature: float, floor: float = 1e-4
 ) -> tuple[Tensor, Tensor]:
-    """:func:`blended_link` and its derivative, ``(1 - blend) / temperature + blend * shape / (1 - s + floor)``.
+    """The WEINCE logit, ``(1 - blend) * s / temperature - blend * shape * log(1 - s + floor)``, and its derivative.
 
-    Beyond the endpoint, where rounding may take a cosine, the shortfall is constant and only the first part is left.
+    Both links are finite, so ``blend = 0`` is :func:`softmax_link` and ``blend = 1`` is :func:`shortfall_link` to the
+    last bit. ``blend`` and ``shape`` broadcast to the shape of ``cosine``: (A, 1) to (A, C).
+
+    The derivative, ``(1 - blend) / temperature + blend * shape / (1 - s + floor)``, is written out because autograd
+    would keep every step. Beyond the endpoint, where rounding may take a cosine, the shortfall is constant and only the
+    first part is left.
     """
     steepness, softmax = blend * shape, (1 - blend) * (1 / temperature)
+    # In place: memory that is new costs more than the arithmetic.
     distance = 1 - cosine
-    link = _blend(cosine, distance.clamp(min=0), steepness, softmax, floor)
+    link = distance.clamp(min=0).add_(floor).log_().mul_(-steepness)
+    link = link.addcmul_(cosine, softmax) if isinstance(softmax, Tensor) else link.add_(cosine, alpha=softmax)
     distance = F.threshold(distance, -torch.finfo(cosine.dtype).tiny, math.inf, inplace=True).add_(floor)
     return link, distance.reciprocal_().mul_(steepness).add_(softmax)
-
-
-def _blend(
-    cosine: Tensor, distance: Tensor, steepness: float | Tensor, softmax: float | Tensor, floor: float
-) -> Tensor:
-    # In place, here and above: memory that is new costs more than the arithmetic.
-    link = distance.add_(floor).log_().mul_(-steepness)
-    if isinstance(softmax, Tensor):
-        return link.addcmul_(cosine, softmax)
-    return link.add_(cosine, alpha=softmax)

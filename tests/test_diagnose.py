@@ -459,11 +459,11 @@ def test_the_suggested_setting_is_the_nested_link():
     """With shape 1 / temperature the logit of the criterion is ((1 - g) s - g log(1 - s)) / temperature."""
     import torch
 
-    from simcse_weince.links import blended_link
+    from simcse_weince.links import blended_link_and_slope
 
     s = torch.linspace(-1, 0.99, 50, dtype=torch.float64)
     nested = ((1 - 0.4) * s - 0.4 * (1 - s + 1e-4).log()) / 0.05
-    torch.testing.assert_close(blended_link(s, 0.4, 20.0, 0.05), nested)
+    torch.testing.assert_close(blended_link_and_slope(s, 0.4, 20.0, 0.05)[0], nested)
 
 
 def test_the_noise_floor_has_a_page_of_its_own(tmp_path, capsys):

@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 from simcse_weince import choose_link
-from simcse_weince.links import blended_link, power_link, shortfall_link, softmax_link
+from simcse_weince.links import blended_link_and_slope, power_link, shortfall_link, softmax_link
 
 
 def drawn(logits: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -23,7 +23,7 @@ def law(name: str, s: np.ndarray) -> np.ndarray:
         "softmax": softmax_link(score, 1 / 10),
         "power": power_link(score, 3.0),
         "shortfall": shortfall_link(score, 1.5),
-        "nested": blended_link(score, 0.5, 2.0, 1 / 16),
+        "nested": blended_link_and_slope(score, 0.5, 2.0, 1 / 16)[0],
     }[name].numpy()
 
 
@@ -70,7 +70,7 @@ def test_fit_is_the_maximum_likelihood_of_the_links(scores: np.ndarray) -> None:
     near = []
     for t in theta * np.array([0.98, 1, 1.02]):
         for b in np.clip(blend + np.array([-0.02, 0, 0.02]), 0, 1):
-            logits = blended_link(torch.tensor(s), b, t, 1 / t).numpy()
+            logits = blended_link_and_slope(torch.tensor(s), b, t, 1 / t)[0].numpy()
             near.append(log_softmax(logits, axis=1)[rows, winner][~test].sum())
     assert max(near) <= near[4] + 1e-6
     softmax = log_softmax(found.slopes["softmax"] * s, axis=1)[rows, winner][~test].sum()
