@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,24 +33,20 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield path
         return
     target = Path(os.path.realpath(path))
-    temporary = None
+    temporary = target.with_name(f".writing-{uuid.uuid4().hex}{target.suffix[-8:]}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".writing-", suffix=target.suffix[-8:], dir=target.parent)
-        os.close(handle)
-        temporary = Path(name)
-        yield temporary
-        # mkstemp makes private files; an output has the permissions that any new file of this person has.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        os.replace(temporary, target)
+        temporary.touch()
+        try:
+            mode = temporary.stat().st_mode  # of any new file of this person; safetensors puts a private one there
+            yield temporary
+            temporary.chmod(mode)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         error.filename, error.filename2 = str(path), None
         raise
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
