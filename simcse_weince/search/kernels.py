@@ -91,7 +91,6 @@ class SoftmaxLink(Link):
     tau: float
 
     def __post_init__(self) -> None:
-        """Check the temperature."""
         object.__setattr__(self, "theta_s", 1 / positive_number(self.tau, "tau"))
 
 
@@ -103,7 +102,6 @@ class WeibullLink(Link):
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Check both numbers."""
         object.__setattr__(self, "theta_t", positive_number(self.beta, "beta"))
         positive_number(self.eps, "eps", below=2)
 
@@ -117,7 +115,6 @@ class NestedLink(Link):
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         positive_number(self.eps, "eps", below=2)
         positive_number(self.theta_s + self.theta_t, "theta_s + theta_t")
         if min(self.theta_s, self.theta_t) < 0:

@@ -85,7 +85,6 @@ class CorpusOptions:
     use_cache: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense, and bring the others into one form."""
         for name in ("max_samples", "max_characters"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")

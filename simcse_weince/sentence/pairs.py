@@ -68,7 +68,6 @@ class GradedPairs:
     note: str = ""
 
     def __len__(self) -> int:
-        """Count the pairs."""
         return len(self.scores)
 
     @property

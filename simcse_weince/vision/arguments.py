@@ -36,7 +36,6 @@ class ImageArguments:
     cache_dir: str | None = option(None, "Where downloads and decoded images are kept; default: the Hugging Face cache")
 
     def __post_init__(self) -> None:
-        """Refuse to do without images."""
         if not self.images:
             raise InputError("--images is missing: a folder of images, or the id of a Hugging Face data set")
         if self.bank_split == self.test_split:
@@ -69,7 +68,6 @@ class EncoderArguments:
     projection_size: int = option(64, "Width of the projection that the criterion compares")
 
     def __post_init__(self) -> None:
-        """Refuse sizes that make no encoder."""
         check_numbers(self, {"projection_size": 1}, ["width"])
 
 
@@ -107,7 +105,6 @@ class EvaluationArguments:
     output: str | None = option(None, "JSON file for every score with its protocol")
 
     def __post_init__(self) -> None:
-        """Refuse no images at a time."""
         check_numbers(self, {"batch_size": 1})
 
 

@@ -54,7 +54,6 @@ class ImageSet:
     name: str
 
     def __post_init__(self) -> None:
-        """Refuse to hold nothing, such as an empty split."""
         if not len(self.images):
             raise ValueError("the split is empty")
 

@@ -63,7 +63,6 @@ class ProbeOptions:
     knn_temperature: float = field(default=0.1, metadata={"help": "Temperature of their weights"})
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
         if set(self.probes) - {"knn", "linear", "lbfgs"} and self.probes != ["none"]:
             raise InputError(f"--probes {' '.join(self.probes)}: choose from knn, linear, lbfgs, or none")
         check_numbers(self, {"probe_seeds": 0}, ["probe_epochs", "probe_learning_rate", "knn", "knn_temperature"])

@@ -41,7 +41,6 @@ class ImageBatches(Dataset):
         self.images = images
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.images)
 
     def __getitems__(self, indices: list[int]) -> dict[str, Tensor]:

@@ -41,7 +41,6 @@ class ViewOptions:
     normalize: Sequence[Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
         for name in ("flip", "jitter_probability", "gray_probability", "blur_probability"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be a probability, not {getattr(self, name)}")
