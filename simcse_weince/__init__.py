@@ -4,29 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see of _PUBLIC
-    from simcse_weince.criterion import InfoNCE as InfoNCE
-    from simcse_weince.criterion import ReleasedWeince as ReleasedWeince
-    from simcse_weince.criterion import Weince as Weince
+    from simcse_weince.criterion import InfoNCE as InfoNCE, ReleasedWeince as ReleasedWeince, Weince as Weince
     from simcse_weince.extremes.link_choice import choose_link as choose_link
     from simcse_weince.extremes.pot import fit_pot as fit_pot
     from simcse_weince.losses import (
         CachedInfoNCELoss as CachedInfoNCELoss,
-    )
-    from simcse_weince.losses import (
         CachedWeinceLoss as CachedWeinceLoss,
-    )
-    from simcse_weince.losses import (
         InfoNCELoss as InfoNCELoss,
-    )
-    from simcse_weince.losses import (
         WeinceLoss as WeinceLoss,
     )
-    from simcse_weince.search import recommend_k as recommend_k
-    from simcse_weince.search import risk_curve as risk_curve
+    from simcse_weince.search import recommend_k as recommend_k, risk_curve as risk_curve
     from simcse_weince.sentence.arguments import SimCSEArguments as SimCSEArguments
     from simcse_weince.sentence.sts import STSEvaluator as STSEvaluator
-    from simcse_weince.sentence.trainer import LossStatsCallback as LossStatsCallback
-    from simcse_weince.sentence.trainer import SimCSETrainer as SimCSETrainer
+    from simcse_weince.sentence.trainer import LossStatsCallback as LossStatsCallback, SimCSETrainer as SimCSETrainer
     from simcse_weince.tail import TailStatistics as TailStatistics
     from simcse_weince.vision.trainer import VisionTrainer as VisionTrainer
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import (
     AdaptiveLayerLoss,

@@ -6,8 +6,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from datasets import Dataset, IterableDataset, Value
-from datasets import Features as Columns
+from datasets import Dataset, Features as Columns, IterableDataset, Value
 from PIL import Image
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments

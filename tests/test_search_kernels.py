@@ -21,12 +21,12 @@ from simcse_weince.search import (
     as_link,
     bias_curve,
     infonce_loss,
+    kernels as kernels_module,
     relevance_cross_entropy,
     risk_curve,
     search_cross_entropy,
     shortfall_tail_index,
 )
-from simcse_weince.search import kernels as kernels_module
 from simcse_weince.search.kernels import Link, Pairs, pool_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::simcse_weince.search.SmallPoolWarning")
