@@ -20,7 +20,6 @@ from transformers import (
     PrinterCallback,
     Trainer,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
 )
@@ -44,14 +43,7 @@ class LogCallback(TrainerCallback):
 
     _UNTOLD = ("runtime", "per_second", "total_flos", "epoch")
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Log the numbers with four digits, less those that say nothing about the training."""
         numbers = {name: value for name, value in (logs or {}).items() if not name.endswith(self._UNTOLD)}
         if state.is_local_process_zero and numbers:
@@ -74,9 +66,7 @@ class Patience(EarlyStoppingCallback):
         self.early_stopping_patience_counter = count
         return count >= self.early_stopping_patience
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Take up the count; the host looks for a note of it, which another run's checkpoint need not have."""
         super().on_train_begin(args, state, control, **kwargs)
         self.is_over(args, state)
