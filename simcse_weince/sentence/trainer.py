@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -30,20 +30,6 @@ logger = logging.getLogger(__name__)
 # What a checkpoint holds beside the encoder: buffers of the loss and the train-only head.
 _LOSS_STATE_NAME = "loss_state.safetensors"
 _HEAD_PREFIX = "train_only_head."
-
-
-def with_stats(logs: dict[str, float], step: int, stats: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """A log entry, with the statistics of the loss if it is one of training.
-
-    Raises:
-        InputError: The loss is not finite.
-    """
-    if not math.isfinite(logs.get("loss", 0)):
-        raise InputError(
-            f"the loss is {logs['loss']} at step {step}: lower --learning_rate, or use another precision; the "
-            "checkpoints before are kept"
-        )
-    return {**logs, **stats()} if "loss" in logs else logs
 
 
 class LossStatsCallback(TrainerCallback):
@@ -91,7 +77,12 @@ class LossTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the statistics of the loss to a training log; a loss that is not finite ends the training."""
-        super().log(with_stats(logs, self.state.global_step, partial(loss_stats, self.loss)), start_time)
+        if not math.isfinite(logs.get("loss", 0)):
+            raise InputError(
+                f"the loss is {logs['loss']} at step {self.state.global_step}: lower --learning_rate, or use another "
+                "precision; the checkpoints before are kept"
+            )
+        super().log({**logs, **loss_stats(self.loss)} if "loss" in logs else logs, start_time)
         # One log may be of a last batch of one row. Said once: at the second of those in a row.
         last = [entry["loss"] for entry in self.state.log_history if "loss" in entry][-3:]
         if "loss" in logs and last[-2:] == [0, 0] and last != [0, 0, 0]:
