@@ -95,19 +95,6 @@ class SimCSEEncoder(SentenceTransformer):
         """The head, or None for an encoder without one."""
         return next((module for module in self.children() if isinstance(module, TrainOnlyHead)), None)
 
-    @contextmanager
-    def without_train_only_head(self) -> Iterator[None]:
-        """Take the head out of the module list for the duration of the block."""
-        modules = dict(self._modules)
-        for name, module in modules.items():
-            if isinstance(module, TrainOnlyHead):
-                del self._modules[name]
-        try:
-            yield
-        finally:
-            self._modules.clear()
-            self._modules.update(modules)
-
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights; a state without the head, such as a checkpoint's, leaves the head as it is."""
         names = [f"{name}." for name, module in self.named_children() if isinstance(module, TrainOnlyHead)]
@@ -115,9 +102,16 @@ class SimCSEEncoder(SentenceTransformer):
         return super().load_state_dict({**head, **state_dict}, strict, assign)
 
     def save(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Save everything but the head; see ``SentenceTransformer.save``."""
-        with self.without_train_only_head():
+        """Save everything but the head, taken out of the modules for as long; see ``SentenceTransformer.save``."""
+        modules = dict(self._modules)
+        for name, module in modules.items():
+            if isinstance(module, TrainOnlyHead):
+                del self._modules[name]
+        try:
             super().save(path, *args, **kwargs)
+        finally:
+            self._modules.clear()
+            self._modules.update(modules)
 
 
 def build_encoder(
