@@ -65,15 +65,8 @@ def check_training_numbers(training: TrainingArguments) -> None:
         raise InputError(
             "--greater_is_better false would keep the worst checkpoint: every score is the better the higher"
         )
-    smallest = {
-        "per_device_train_batch_size": 1,
-        "per_device_eval_batch_size": 1,
-        "gradient_accumulation_steps": 1,
-        "seed": 0,
-        "data_seed": 0,
-        "weight_decay": 0,
-        "max_grad_norm": 0,
-    }
+    counts = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+    smallest = dict.fromkeys(counts, 1) | dict.fromkeys(("seed", "data_seed", "weight_decay", "max_grad_norm"), 0)
     length = "max_steps" if training.max_steps != -1 else "num_train_epochs"
     check_numbers(training, smallest, ["learning_rate", "eval_steps", "save_steps", "logging_steps", length])
 

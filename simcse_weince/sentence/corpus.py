@@ -32,17 +32,10 @@ _BATCH_ROWS = 10_000
 _LISTED = 10
 
 # Column names that say what they hold: anchor, then its positive, then its hard negative; the longest first.
-_CONVENTIONS = [
-    ["sent0", "sent1", "hard_neg"],
-    ["anchor", "positive", "negative"],
-    ["query", "positive", "negative"],
-    ["sent0", "sent1"],
-    ["anchor", "positive"],
-    ["query", "positive"],
-    ["sentence1", "sentence2"],
-    ["text"],
-    ["sentence"],
-]
+_CONVENTIONS = [names.split() for names in (
+    "sent0 sent1 hard_neg", "anchor positive negative", "query positive negative",
+    "sent0 sent1", "anchor positive", "query positive", "sentence1 sentence2", "text", "sentence",
+)]  # fmt: skip
 
 
 @dataclass(frozen=True)
