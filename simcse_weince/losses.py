@@ -253,14 +253,8 @@ class WeinceLoss(InfoNCELoss):
 class ReleasedWeinceLoss(WeinceLoss):
     """The objective of the authors' public training script, see `ReleasedWeince`, as an arm to compare with.
 
-    Args:
-        model: The encoder.
-        temperature: Divides the cosines of the softmax parts; 0.05 as in SimCSE.
-        gather_across_devices: As in `WeinceLoss`; the running average is equal on all processes.
-        mask_duplicates: As in `WeinceLoss`.
-        **options: Further options of `ReleasedWeince`; ``gate=0.0`` is InfoNCE with the same two terms added.
-
-    Inputs: as for `InfoNCELoss`, without hard negatives.
+    Arguments are those of `WeinceLoss`, further options those of `ReleasedWeince`: ``gate=0.0`` is InfoNCE with the
+    same two terms added. The running average is equal on all processes. Inputs: without hard negatives.
     """
 
     criterion_class = ReleasedWeince
@@ -392,15 +386,9 @@ class CachedInfoNCELoss(CachedLossMixin, nn.Module):
 
 
 class CachedWeinceLoss(CachedInfoNCELoss):
-    """`WeinceLoss` for batches whose activations do not fit; see `CachedInfoNCELoss`.
+    """`WeinceLoss` for batches whose activations do not fit.
 
-    Args:
-        model: The encoder.
-        temperature: Divides the cosines of the softmax part; 0.05 as in SimCSE.
-        mini_batch_size: Rows that are embedded at a time; changes memory and speed, not the loss.
-        mini_batch_num_tokens: Instead, as many rows as have this many tokens.
-        show_progress_bar: Show the mini-batches.
-        **options: Further options of `WeinceLoss`.
+    Arguments are those of `CachedInfoNCELoss`, further options those of `WeinceLoss`.
     """
 
     loss_class = WeinceLoss
