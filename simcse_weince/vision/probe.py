@@ -246,11 +246,8 @@ def _protocol(probe: str, options: ProbeOptions) -> str:
 
 
 def _summary(values: list[float]) -> dict[str, Any]:
-    return {
-        "mean": statistics.mean(values),
-        "sd": statistics.stdev(values) if len(values) > 1 else None,
-        "each": values,
-    }
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.mean(values), "sd": sd, "each": values}
 
 
 def _warn_of_small_bank(bank: Labelled, k: int) -> None:
