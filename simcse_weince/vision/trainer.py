@@ -150,7 +150,7 @@ class VisionTrainer(LossTrainer):
         self.loss = self.criterion = criterion.to(args.device)
         super().__init__(
             model, args, train_dataset=ImageBatches(train_dataset.images), eval_dataset=eval_dataset,
-            data_collator=_as_it_is, **options,
+            data_collator=dict, **options,  # a batch is one already
         )  # fmt: skip
         self.loss_is_scaled_for_ga = False  # a mean over the batch
 
@@ -210,7 +210,3 @@ class VisionTrainer(LossTrainer):
         super()._save(output_dir, {name: value.contiguous() for name, value in state_dict.items()})
         # A pickle that nothing reads: the arguments are in the run's own files.
         Path(str(output_dir), TRAINING_ARGS_NAME).unlink(missing_ok=True)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
