@@ -284,8 +284,6 @@ def draw_bias(report: SearchReport, axes: Any) -> None:
     axes.set_yscale("symlog", linthresh=tol)
     axes.set_ylim(min(-2 * tol, 1.5 * curve.lo.min()), max(2 * tol, 1.5 * curve.hi.max()))
     axes.set(title=f"Loss less search objective, temperature {report.temperature:g}", xlabel="negatives", ylabel="nats")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
 
 
 def draw_temperature(report: SearchReport, axes: Any) -> None:
@@ -298,8 +296,6 @@ def draw_temperature(report: SearchReport, axes: Any) -> None:
         axes.axvline(report.best.tau, color="tab:green", label=f"best: {report.best.tau:.3g}")
     axes.set_xscale("log")
     axes.set(title="Search cross-entropy", xlabel="temperature", ylabel="nats, 0 being random search")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
 
 
 def draw(report: SearchReport) -> Any:
@@ -318,7 +314,10 @@ def write_page(report: SearchReport, path: str, model: str, notes: Sequence[str]
         page.text(note)
     for paint, alt in ((draw_bias, "Bias over the number of negatives"), (draw_temperature, "Cross-entropy")):
         figure = new_figure()
-        paint(report, figure.subplots())
+        axes = figure.subplots()
+        paint(report, axes)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
         page.figure(figure, alt)
     for title, explanation, header, rows in sections(report):
         page.heading(title)
