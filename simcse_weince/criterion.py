@@ -283,11 +283,10 @@ class InfoNCE(nn.Module):
             return [_denominator(parts, rows_of, zero_norm_rows, shard)._replace(most_negatives=len(negatives))]
         if self.partition_mode == "joint":
             return [_denominator(parts, rows_of, zero_norm_rows, shard)]
-        ends = list(itertools.accumulate(widths))
-        spans = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
+        ends = itertools.accumulate(widths)
         return [
-            _denominator([part], rows_of and _columns(rows_of, span), zero_norm_rows, shard)
-            for part, span in zip(parts, spans, strict=True)
+            _denominator([part], rows_of and _columns(rows_of, slice(end - width, end)), zero_norm_rows, shard)
+            for part, width, end in zip(parts, widths, ends, strict=True)
         ]
 
     def _parts(self, units: tuple[Tensor, ...], shard: Shard) -> list["_Part"]:

@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 # What a checkpoint holds beside the encoder: buffers of the loss and the train-only head.
 _LOSS_STATE_NAME = "loss_state.safetensors"
-_HEAD_PREFIX = "train_only_head."
 
 
 class LossStatsCallback(TrainerCallback):
@@ -211,7 +210,7 @@ def _loss_state(trainer: Any) -> dict[str, Tensor]:
     }
     head = getattr(model, "train_only_head", None)
     if head is not None:
-        state.update({_HEAD_PREFIX + key: tensor for key, tensor in head.state_dict(keep_vars=True).items()})
+        state.update({f"train_only_head.{key}": tensor for key, tensor in head.state_dict(keep_vars=True).items()})
     return state
 
 

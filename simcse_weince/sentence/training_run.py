@@ -51,11 +51,7 @@ from simcse_weince.sentence.trainer import SimCSETrainer
 
 logger = logging.getLogger(__name__)
 
-_LOSSES: dict[str, type[InfoNCELoss]] = {
-    "infonce": InfoNCELoss,
-    "weince": WeinceLoss,
-    "released": ReleasedWeinceLoss,
-}
+_LOSSES: dict[str, type[InfoNCELoss]] = {"infonce": InfoNCELoss, "weince": WeinceLoss, "released": ReleasedWeinceLoss}
 _CACHED_LOSSES = {"infonce": CachedInfoNCELoss, "weince": CachedWeinceLoss}
 # Texts whose token ids are looked at before training; enough to see a corpus of boilerplate, in under a second.
 _TOKEN_SAMPLE = 5000
