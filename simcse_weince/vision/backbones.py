@@ -80,15 +80,9 @@ def build_backbone(name_or_path: str, *, image_size: int, width: float = 1.0) ->
     if name_or_path in _RESNETS:
         layer_type, depths, channels = _RESNETS[name_or_path]
         sizes = [max(8, round(width * size)) for size in (64, *channels)]
-        settings: dict[str, Any] = {
-            "layer_type": layer_type,
-            "depths": depths,
-            "embedding_size": sizes[0],
-            "hidden_sizes": sizes[1:],
-        }
-        if image_size <= _LARGEST_SMALL_IMAGE:
-            return SmallImageResNetModel(SmallImageResNetConfig(**settings))
-        return ResNetModel(ResNetConfig(**settings))
+        kind: Any = SmallImageResNetModel if image_size <= _LARGEST_SMALL_IMAGE else ResNetModel
+        shape = {"layer_type": layer_type, "depths": depths, "embedding_size": sizes[0], "hidden_sizes": sizes[1:]}
+        return kind(kind.config_class(**shape))
     if name_or_path == "vit-small":
         patch, heads, head_size = 4 if image_size <= 32 else 8, 6, max(8, round(64 * width))
         if image_size % patch:
