@@ -40,8 +40,8 @@ def write(place, **changes):  # noqa: F811
 
 
 def records(folder):
-    """Every record, without the time that it took."""
-    found = {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))}
+    """Every record, without the time that it took; not one that is being written."""
+    found = {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/[!.]*.json"))}
     return {name: {**record, "seconds": None} for name, record in found.items()}
 
 
