@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -45,7 +44,7 @@ def test_winners_of_each_law_choose_their_link(scores: np.ndarray, name: str, sl
         assert found.p_value < 1e-6 and low <= found.blend <= high and high > 0.95
     else:
         assert found.p_value > 0.01 and low == 0 and found.blend < 0.1
-    assert json.loads(json.dumps(asdict(found), allow_nan=False))["best"] == name
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["best"] == name
 
 
 def test_nested_law_lies_between(scores: np.ndarray) -> None:

@@ -1,7 +1,6 @@
 """The simulation lies on its closed forms, and each kind of noise calls for its link."""
 
 import json
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ def test_simulation_lies_on_the_closed_forms() -> None:
         # the error of the right link times n is a constant
         assert row["n"] * row["shortfall_mse"] == pytest.approx(floor.fisher_constant, rel=0.15)
     assert floor.rows[1]["softmax_mse"] == pytest.approx(floor.squared_bias, rel=0.1)
-    json.dumps(asdict(floor))
+    json.dumps(floor.to_json())
 
 
 def test_closed_forms_against_numbers_worked_out_by_hand() -> None:

@@ -9,7 +9,7 @@ Every link of :mod:`simcse_weince.links` is linear in a function of the score, s
     nested     both of softmax and shortfall  (theta (1 - lambda), theta lambda), neither below 0
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,10 @@ class LinkChoice:
     p_value: float | None = None
     held_out: dict[str, float] = field(default_factory=dict)
     best: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as a dict for ``json.dump``."""
+        return asdict(self)
 
 
 def choose_link(

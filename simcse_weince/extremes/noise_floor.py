@@ -5,7 +5,7 @@ The log-odds of two candidates are estimated from n winners. Under the right lin
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,10 @@ class NoiseFloor:
     fisher_constant: float
     squared_bias: float
     softmax_constant: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as a dict for ``json.dump``."""
+        return asdict(self)
 
 
 def noise_floor(

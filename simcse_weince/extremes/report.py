@@ -1,7 +1,7 @@
 """What the tail of an encoder's cosines says about the correction: numbers, a verdict in words, figures, the page."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -54,7 +54,7 @@ class Diagnosis:
     def to_json(self) -> dict[str, Any]:
         """Everything but the single cosines, for ``json.dump``."""
         names = ("name", "verdict", "setting", "measures", "stability", "residual_life")
-        link = self.link and asdict(self.link)
+        link = self.link and self.link.to_json()
         return {name: getattr(self, name) for name in names} | {"pot": self.pot.to_json(), "link": link}
 
 
@@ -241,7 +241,7 @@ def noise_floor_page(seed: int = 0) -> tuple[Page, dict[str, Any]]:
         "Divergence of the winners' shares from the best fit of each link, in nats: the right one has the smallest"
     )
     page.table(["kind of noise", "link it calls for", *links], rows, caption)
-    return page, {"noise_floor": asdict(floor), "trichotomy": domains}
+    return page, {"noise_floor": floor.to_json(), "trichotomy": domains}
 
 
 def _batches(
