@@ -22,13 +22,9 @@ def run(arguments: Sequence[str]) -> None:
         raise InputError("name the encoder first: vision-eval MODEL --images SOURCE")
     model = arguments[0]
     groups = (ImageArguments, ProbeOptions, EvaluationArguments)
-    images, probes, options, chosen = parse_groups(
-        groups,
-        arguments if model in ("-h", "--help") else arguments[1:],
-        "simcse-weince vision-eval",
-        "%(prog)s MODEL --images SOURCE [options]",
-        saved_options(model),
-    )
+    given = arguments if model in ("-h", "--help") else arguments[1:]
+    prog, usage = "simcse-weince vision-eval", "%(prog)s MODEL --images SOURCE [options]"
+    images, probes, options, chosen = parse_groups(groups, given, prog, usage, saved_options(model))
     normalize = images.view_options().normalize
     check_output(options.output, inputs=[images.images])
     check_output(options.features and f"{options.features}/train_features.npy", "--features")

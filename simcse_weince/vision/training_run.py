@@ -50,9 +50,8 @@ def train(groups: VisionGroups) -> dict[str, Any]:
     criterion, view_options = groups.loss.criterion(), groups.images.view_options()
     with arguments.main_process_first(desc="reading the images"):
         bank, test = load_labelled(groups.images)
-        images = (
-            bank if arguments.train_split == groups.images.bank_split else _load(groups.images, arguments.train_split)
-        )
+        split = arguments.train_split
+        images = bank if split == groups.images.bank_split else _load(groups.images, split)
     parts = {role: _provenance(part) for role, part in (("train", images), ("bank", bank), ("test", test))}
     if checkpoint is not None:
         _check_same_images(checkpoint, parts["train"])
