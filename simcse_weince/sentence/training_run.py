@@ -5,7 +5,7 @@ import logging
 import math
 import os
 from collections import Counter
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,7 @@ def train(groups: TrainingGroups) -> TrainingResult:
 
         scores = _dev_scores(trainer)
         best = max((step for step in scores if step > 0), key=lambda step: scores[step], default=None)
+        saved = _load_saved(output_dir, model_arguments, arguments, encoder.dtype) if main_process else None
         result = TrainingResult(
             steps=trainer.state.global_step,
             best_step=best,
@@ -155,12 +156,9 @@ def train(groups: TrainingGroups) -> TrainingResult:
             dev_last=scores.get(trainer.state.global_step),
             test_name=_title(test) if test else None,
             test_before=test_before,
-            test_after=None,
+            test_after=_spearman(saved, test, arguments) if test and saved is not None else None,
         )
-        if main_process:
-            saved = _load_saved(output_dir, model_arguments, arguments, encoder.dtype)
-            if test:
-                result = replace(result, test_after=_spearman(saved, test, arguments))
+        if saved is not None:
             run = {
                 **run_folder.provenance(arguments, str(encoder.dtype)),
                 "arguments": options,
