@@ -786,15 +786,11 @@ def _denominator(
 
 
 def _checked(keep: Keep, shape: tuple[int, int]) -> Callable[[slice], Tensor]:
-    """``keep`` as a function of a slice of anchors, whose result is checked."""
-
-    def rows_of(rows: slice) -> Tensor:
-        asked = len(range(*rows.indices(shape[0])))
-        return _bool(keep[rows] if isinstance(keep, Tensor) else keep(rows), (asked, shape[1]))
-
+    """``keep`` as a function of a slice of anchors, checked."""
     if isinstance(keep, Tensor):
-        _bool(keep, shape)
-    return rows_of
+        whole = _bool(keep, shape)
+        return lambda rows: whole[rows]
+    return lambda rows: _bool(keep(rows), (len(range(*rows.indices(shape[0]))), shape[1]))
 
 
 def _bool(keep: Tensor, shape: tuple[int, int]) -> Tensor:
