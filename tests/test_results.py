@@ -2,16 +2,18 @@
 
 import json
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from simcse_weince.study.plan import read_study
-from simcse_weince.study.report import tables, verdict
+from simcse_weince.study.report import summarize, tables, verdict
 from simcse_weince.study.statistics import fewest_seeds
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = sorted((ROOT / "data" / "results").glob("*.json"))
+RECORDS = sorted((ROOT / "data" / "results").glob("*.records.tar.xz"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "data" / "results" / "README.md").read_text(encoding="utf-8")
 
@@ -34,6 +36,15 @@ def test_the_page_shows_every_table_of_the_record(path):
     assert verdict(summary) in re.sub(r"\s+", " ", PAGE)
     for score in summary["scores"].values():
         assert min(one["seeds_for_a_point"] for one in score["differences"]) >= fewest_seeds(len(score["differences"]))
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.name)
+def test_published_records_give_the_published_summary(path, tmp_path):
+    folder = tmp_path / path.name.partition(".")[0]
+    with tarfile.open(path) as archive:
+        archive.extractall(folder, filter="data")
+    summary = json.loads((path.parent / f"{folder.name}.json").read_text(encoding="utf-8"))
+    assert summarize(read_study(folder / "study.yaml", output_dir=folder)) == summary
 
 
 def test_the_readme_names_results():
