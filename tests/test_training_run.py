@@ -842,6 +842,13 @@ def test_dd08_equal_tokens_are_no_negatives(place, capfd):
     assert "cut.txt: all texts have equal tokens at --max_seq_length 5" in error
 
 
+def test_dd08_equal_anchors_have_their_hard_negatives(place):
+    rows = [f"a red door,a door {number},{text}" for number, text in enumerate(SENTENCES[:20])]
+    (place / "triplets.csv").write_text("\n".join(["a,b,c", *rows]))
+    run(place, "--text_column", "a", "b", "c", "--max_steps", "2", text="triplets.csv")
+    assert all(entry["loss"] > 0 for entry in history(place) if "loss" in entry)
+
+
 def test_dd08_a_loss_that_stays_0_is_warned_of_once(place, caplog):
     encoder = build_encoder(str(place / "encoder"), pooler_type="cls", device="cpu")
     arguments = SimCSEArguments(str(place / "out"), use_cpu=True, max_steps=4, logging_steps=1, eval_strategy="no",

@@ -122,10 +122,11 @@ def train(groups: TrainingGroups) -> TrainingResult:
         set_seed(arguments.seed)
         encoder = _build(model_arguments, arguments)
         sample = [row[corpus.report.columns[0]] for row in islice(corpus.dataset, _TOKEN_SAMPLE)]
-        if len(corpus.report.columns) == 1:
+        single = len(corpus.report.columns) == 1
+        if single:
             check_dropout(encoder, sample[:16], arguments.max_seq_length)
         tokens = _token_report(encoder, sample, arguments.max_seq_length)
-        if tokens["redundant"] == len(sample) - 1 < _TOKEN_SAMPLE - 1 and loss_arguments.mask_duplicates:
+        if single and tokens["redundant"] == len(sample) - 1 < _TOKEN_SAMPLE - 1 and loss_arguments.mask_duplicates:
             raise InputError(
                 f"{corpus.report.files[0].name}: all texts have equal tokens at --max_seq_length "
                 f"{arguments.max_seq_length}, and none is another's negative; raise it, or give other texts"
