@@ -23,6 +23,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -72,6 +73,19 @@ class Patience(EarlyStoppingCallback):
         self.is_over(args, state)
         notes: Any = state.stateful_callbacks  # a mapping, other than the host annotates
         notes.setdefault(type(self).__name__, self.state())
+
+
+def check_trackers(arguments: TrainingArguments) -> None:
+    """Find out now whether the trackers of ``report_to`` are there; the host does so after the encoder is loaded.
+
+    Raises:
+        InputError: One is unknown, or its package is not installed.
+    """
+    try:
+        for callback in get_reporting_integration_callbacks(arguments.report_to):
+            callback()
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise InputError(f"--report_to: {first_line(error)}") from error
 
 
 def checkpoint_to_resume(arguments: Any, start: str | None) -> Path | None:

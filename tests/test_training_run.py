@@ -627,7 +627,6 @@ def test_two_runs_do_not_share_a_folder(place, capfd):
         (["--learning_rate_mapping", '{"(": 1e-3}'], "unterminated"),
         (["--neftune_noise_alpha", "5"], "get_input_embeddings"),
         (["--batch_sampler", "group_by_label"], "label"),
-        (["--report_to", "foo"], "foo is not supported"),
     ],
 )
 def test_options_that_the_host_refuses_late_cost_no_earlier_run(place, capfd, words, message):
@@ -636,6 +635,12 @@ def test_options_that_the_host_refuses_late_cost_no_earlier_run(place, capfd, wo
     kept.touch()
     assert message in refused(place, capfd, *words, "--overwrite_output_dir", loaded=True)
     assert kept.exists()
+
+
+def test_a_tracker_that_is_unknown_or_not_installed_is_refused(place, capfd, monkeypatch):
+    monkeypatch.setattr("transformers.integrations.integration_utils.is_wandb_available", lambda: False)
+    assert "--report_to: foo is not supported" in refused(place, capfd, "--report_to", "foo")
+    assert "--report_to: WandbCallback requires wandb to be installed" in refused(place, capfd, "--report_to", "wandb")
 
 
 def test_what_a_killed_run_left_is_cleared(place):

@@ -86,8 +86,8 @@ class LossTrainer(Trainer):
         last = [entry["loss"] for entry in self.state.log_history if "loss" in entry][-3:]
         if "loss" in logs and last[-2:] == [0, 0] and last != [0, 0, 0]:
             logger.warning(
-                "the loss is 0 and nothing is learned: no anchor has a negative left; look at masked_candidates in "
-                "the log, and raise per_device_train_batch_size or give other data"
+                "the loss is 0 and nothing is learned: no anchor has a negative left (masked_candidates in the log; "
+                "raise per_device_train_batch_size or give other data), or temperature is too low"
             )
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:

@@ -107,6 +107,7 @@ def train(groups: TrainingGroups) -> TrainingResult:
     model_arguments, data_arguments, loss_arguments, arguments, options = groups
     output_dir = Path(str(arguments.output_dir))
     _check_launch(arguments)
+    run_folder.check_trackers(arguments)
     checkpoint = run_folder.checkpoint_to_resume(arguments, model_arguments.model_name_or_path)
     dev, test = _graded_pairs(data_arguments, model_arguments.cache_dir, arguments)
     arguments.metric_for_best_model = _metric_name(arguments, dev)

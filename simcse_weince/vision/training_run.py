@@ -44,6 +44,7 @@ def train(groups: VisionGroups) -> dict[str, Any]:
     arguments, chosen = groups.training, groups.chosen
     output_dir = Path(str(arguments.output_dir))
     start = groups.encoder.model_name_or_path
+    run_folder.check_trackers(arguments)
     checkpoint = run_folder.checkpoint_to_resume(arguments, None if start in BACKBONES else start)
     if checkpoint is not None:
         run_folder.check_same_run(checkpoint, chosen, lambda name: not name.startswith(_FREE) and name != "project")
@@ -76,7 +77,7 @@ def train(groups: VisionGroups) -> dict[str, Any]:
                 eval_dataset=bank, gather=groups.loss.gather_across_devices, normalize=view_options.normalize,
             )  # fmt: skip
         except (ValueError, ImportError, RuntimeError) as error:
-            # What is found out only now: a width of a loaded encoder, an unknown tracker, a missing package.
+            # What is found out only now: a width of a loaded encoder, a missing package.
             raise InputError(" ".join(str(error).split())) from error
         run_folder.try_out(trainer)
         if trainer.is_world_process_zero():
