@@ -49,6 +49,20 @@ def test_presets_are_filled_in_and_fixed_options_leave_the_grid(tmp_path):
     assert study.baselines == ["infonce"]
 
 
+def test_settings_can_be_chosen_with_fewer_steps(tmp_path):
+    arms = {"infonce": None, "long": {"preset": "weince", "max_steps": 90}}
+    steps = {"options": {"max_steps": 30, "train_file": "t"}, "settings_options": {"max_steps": 10, "temperature": 1}}
+    study = plan(tmp_path, arms=arms, **steps)
+    first, second = ([one.options for arm in arms for one in study.trials(phase, arm, {"temperature": 0.07})]
+                     for phase in ("settings", "report"))  # fmt: skip
+    assert [one["max_steps"] for one in first] == [10, 10, 90, 90] and {one["train_file"] for one in first} == {"t"}
+    assert [one["max_steps"] for one in second] == [30, 30, 30, 90, 90, 90]
+    assert {one["temperature"] for one in first} == {0.07}
+    # What the command line sets is for every run.
+    study = read_study(tmp_path / "study.yaml", options={"max_steps": 3})
+    assert study.trials("settings", "infonce", {})[0].options["max_steps"] == 3
+
+
 def test_arms_without_options_can_be_a_list(tmp_path):
     assert plan(tmp_path, arms=["infonce", "weibull"]).arms == {arm: PRESETS[arm] for arm in ("infonce", "weibull")}
 

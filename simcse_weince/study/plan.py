@@ -77,6 +77,7 @@ class Study:
         scores: Title -> dotted place in ``run.json`` or in an evaluation, such as ``suite.average_spearman.all``; the
             first is the one that the verdict is about.
         options: Options of every run.
+        settings_options: Instead of these while settings are chosen, such as fewer steps.
         command: "train", "vision-train", or any command with ``--config``, ``--output_dir``, ``--seed`` and
             ``--resume_from_checkpoint last`` that leaves a ``run.json`` and a ``trainer_state.json``.
         processes: Devices of one run, by ``accelerate launch``; each adds a batch of its own.
@@ -94,6 +95,7 @@ class Study:
     seeds: dict[str, list[int]]
     scores: dict[str, str]
     options: dict[str, Any] = field(default_factory=dict)
+    settings_options: dict[str, Any] = field(default_factory=dict)
     command: str = "train"
     processes: int = 1
     grid: dict[str, list[Any]] = field(default_factory=dict)
@@ -111,7 +113,8 @@ class Study:
 
     def trials(self, phase: str, arm: str, setting: dict[str, Any]) -> list[Run]:
         """The runs of an arm with one setting, a seed each."""
-        options = {**self.options, **self.arms[arm], **setting}
+        first = self.settings_options if phase == "settings" else {}
+        options = {**self.options, **first, **self.arms[arm], **setting}
         options.pop("grid", None)
         return [Run(phase, arm, setting, seed, {**options, "seed": seed}) for seed in self.seeds.get(phase, [])]
 
@@ -210,7 +213,8 @@ def read_study(
         content["output_dir"] = Path(output_dir or content["output_dir"])
         arms = dict.fromkeys(content["arms"]) if isinstance(content["arms"], list) else content["arms"]
         content["arms"] = {arm: _with_preset(arm, own or {}) for arm, own in arms.items()}
-        content["options"] = {**content.get("options", {}), **(options or {})}
+        for name in ("options", "settings_options"):
+            content[name] = {**content.get(name, {}), **(options or {})}
         study = Study(**content)
         _check(study)
     except OSError as error:
