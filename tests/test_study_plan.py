@@ -63,6 +63,36 @@ def test_settings_can_be_chosen_with_fewer_steps(tmp_path):
     assert study.trials("settings", "infonce", {})[0].options["max_steps"] == 3
 
 
+def test_options_without_a_value_are_none(tmp_path):
+    assert plan(tmp_path, options=None, settings_options=None).options == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is no study"),
+        (b"arms", "is no study"),
+        ("arms: [é]".encode("latin-1"), "is not UTF-8; save it so"),
+        (
+            b"output_dir: o\narms: [infonce]\nscores: {t: x}\nseeds: {report: [1]}\noptions: &a {x: *a}\n",
+            "holds itself",
+        ),
+        (b"output_dir: o\narms: {a: {x: &a [*a]}}\nscores: {t: x}\nseeds: {report: [1]}\n", "holds itself"),
+    ],
+)
+def test_what_is_no_study_is_refused_in_words(tmp_path, content, message):
+    (tmp_path / "study.yaml").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_study(tmp_path / "study.yaml")
+
+
+def test_a_value_may_stand_for_two(tmp_path):
+    (tmp_path / "study.yaml").write_text(
+        "output_dir: o\narms: [infonce]\nscores: &a {t: result.x}\nseeds: {report: [1]}\noptions: {y: *a, z: *a}\n"
+    )
+    assert read_study(tmp_path / "study.yaml").options["z"] == {"t": "result.x"}
+
+
 def test_arms_without_options_can_be_a_list(tmp_path):
     assert plan(tmp_path, arms=["infonce", "weibull"]).arms == {arm: PRESETS[arm] for arm in ("infonce", "weibull")}
 
@@ -186,14 +216,28 @@ def test_a_record_that_holds_a_token_of_the_hub_is_still_read(tmp_path):
     [
         ({"armes": {}}, "armes"),
         ({"scores": ...}, "scores"),
-        ({"output_dir": ...}, "output_dir"),
+        ({"output_dir": ...}, "has no output_dir; name one with --output_dir, or the folder of the study"),
+        ({"output_dir": ""}, "has no output_dir"),
         ({"arms": {"wience": {}}}, "no preset wience"),
         ({"seeds": {"report": [1, 1]}}, "used twice"),
         ({"seeds": {"settings": [1], "report": [1]}}, "other seeds"),
         ({"seeds": {"report": [1, 2]}}, "a grid needs seeds"),
         ({"seeds": {"report": [1], "settings": [2], "test": [3]}}, "report and settings"),
         ({"baselines": ["simcse"]}, "baselines names no arm: simcse"),
-        ({"arms": "infonce"}, "is no study"),
+        ({"arms": "infonce"}, "arms must be a list of names, or options by name, not 'infonce'"),
+        ({"arms": None}, "arms must be a list of names, or options by name, not None"),
+        ({"arms": ["infonce", "infonce"]}, "an arm is twice"),
+        ({"arms": {"weince": {"seed": 3}}}, "arm weince: seed is set by the study itself"),
+        ({"options": {"grid": {"temperature": [1, 2]}}}, "options: grid is a key of the study or of an arm"),
+        ({"settings_options": {"seed": 3}}, "settings_options: seed is set by the study itself"),
+        ({"settings_options": ["max_steps"]}, r"settings_options must be dict\[str, Any\], not \['max_steps'\]"),
+        ({"scale": float("nan")}, "scale must be a finite number other than 0"),
+        ({"scale": 0}, "scale must be a finite number other than 0"),
+        ({"seeds": {"report": [-1]}, "grid": {}}, "seed -1 is not between 0 and 4294967295"),
+        ({"seeds": {"report": [2**32]}, "grid": {}}, "seed 4294967296 is not between"),
+        ({"evaluations": {"result": "evaluate {run}"}}, "evaluation result: the scores of run.json have this name"),
+        ({"evaluations": {"../x": "evaluate {run}"}}, "evaluation ../x: its name must be letters, digits and _"),
+        ({"command": "train --bf16"}, "there is no command 'train --bf16'"),
         ({"select": "result.test_after"}, "select: result.test_after is a score on test"),
         ({"baselines": ["infonce", "infonce"]}, "an arm is twice among baselines"),
         ({"grid": {"seed": [3, 4]}}, "grid: seed is set by the study itself"),

@@ -210,13 +210,20 @@ def read_study(
         path, output_dir = path / "study.yaml", output_dir or path
     try:
         content = load_yaml(path.read_text(encoding="utf-8-sig"))
-        content["output_dir"] = Path(output_dir or content["output_dir"])
-        arms = dict.fromkeys(content["arms"]) if isinstance(content["arms"], list) else content["arms"]
-        content["arms"] = {arm: _with_preset(arm, own or {}) for arm, own in arms.items()}
+        content["output_dir"] = Path(output_dir or content.get("output_dir") or "")
+        if content["output_dir"] == Path():
+            raise ValueError(
+                "has no output_dir; name one with --output_dir, or the folder of the study instead of a file"
+            )
         for name in ("options", "settings_options"):
-            content[name] = {**content.get(name, {}), **(options or {})}
+            if not has_shape(own := content.get(name) or {}, dict[str, Any]):
+                raise ValueError(f"{name} must be dict[str, Any], not {own!r}")
+            content[name] = {**own, **(options or {})}
+        content["arms"] = _with_presets(content["arms"])
         study = Study(**content)
         _check(study)
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not UTF-8; save it so") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
@@ -244,7 +251,11 @@ def load_yaml(text: str) -> Any:
         yaml.YAMLError: It is no YAML.
     """
     nodes = [yaml.compose(text, _Loader)]
+    read = set()
     for node in nodes:  # grows meanwhile
+        if id(node) in read:
+            continue
+        read.add(id(node))
         if isinstance(node, yaml.MappingNode):
             seen = set()
             for key, value in node.value:
@@ -255,6 +266,14 @@ def load_yaml(text: str) -> Any:
         elif isinstance(node, yaml.SequenceNode):
             nodes += node.value
     return yaml.load(text, _Loader)
+
+
+def _with_presets(arms: Any) -> dict[str, dict[str, Any]]:
+    if not arms or not isinstance(arms, list | dict):
+        raise ValueError(f"arms must be a list of names, or options by name, not {arms!r}")
+    if len(set(arms)) < len(arms):
+        raise ValueError("an arm is twice among arms")
+    return {arm: _with_preset(arm, (arms[arm] if isinstance(arms, dict) else None) or {}) for arm in arms}
 
 
 def _with_preset(arm: str, own: dict[str, Any]) -> dict[str, Any]:
@@ -273,9 +292,13 @@ def _check(study: Study) -> None:
         if not has_shape(value, kind):
             kind = inspect.formatannotation(kind).replace("typing.", "")
             raise ValueError(f"{name} must be {kind}, not {value!r}")
+    if not math.isfinite(study.scale) or not study.scale:
+        raise ValueError(f"scale must be a finite number other than 0, not {study.scale}")
     if study.processes < 1:
         raise ValueError(f"processes must be at least 1, not {study.processes}")
     seeds = [seed for phase in PHASES for seed in study.seeds.get(phase, [])]
+    if wrong := [seed for seed in seeds if not 0 <= seed < 2**32]:
+        raise ValueError(f"seed {wrong[0]} is not between 0 and {2**32 - 1}")
     if not study.arms or not study.scores or not study.seeds.get("report") or study.seeds.keys() - set(PHASES):
         raise ValueError("it needs arms, scores and seeds, and seeds has report and settings")
     if len(set(seeds)) < len(seeds):
@@ -290,14 +313,21 @@ def _check(study: Study) -> None:
         raise ValueError(f"baselines names no arm: {', '.join(sorted(unknown))}")
     if empty := [arm for arm in study.arms if not study.settings(arm)]:
         raise ValueError(f"the grid of {empty[0]} has an option without values")
-    if reserved := {"seed", "output_dir"} & {name for arm in study.arms for one in study.settings(arm) for name in one}:
-        raise ValueError(f"grid: {' and '.join(sorted(reserved))} is set by the study itself")
+    grids = {"grid": {name for arm in study.arms for one in study.settings(arm) for name in one}}
+    given = {"options": study.options, "settings_options": study.settings_options}
+    for place, names in {**grids, **given, **{f"arm {arm}": own for arm, own in study.arms.items()}}.items():
+        if reserved := sorted({"seed", "output_dir"} & {*names}):
+            raise ValueError(f"{place}: {' and '.join(reserved)} is set by the study itself")
+        if place in given and "grid" in names:
+            raise ValueError(f"{place}: grid is a key of the study or of an arm, not an option")
     runs = [run for arm in study.arms for setting in study.settings(arm) for phase in PHASES
             for run in study.trials(phase, arm, setting)]  # fmt: skip
     try:
         json.dumps([run.options for run in runs], allow_nan=False)
     except ValueError:
-        raise ValueError("an option is not a finite number, which a record could not hold") from None
+        raise ValueError(
+            "an option is not a finite number, or a value holds itself: a record could not hold it"
+        ) from None
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         twice = max(names, key=names.count)
@@ -307,7 +337,12 @@ def _check(study: Study) -> None:
             run.words(command, run=Path("run"), last=Path("last"))
         except (ValueError, LookupError, AttributeError, TypeError) as error:
             raise ValueError(f"evaluation {name}: {command!r} cannot be filled in for {run.arm} ({error})") from error
-    commands = {"command": study.command, **{f"evaluation {name}": text for name, text in study.evaluations.items()}}
-    for name, text in commands.items():
-        if (first := text.partition(" ")[0]) not in COMMANDS:
+    for name in study.evaluations:
+        if name == "result":
+            raise ValueError("evaluation result: the scores of run.json have this name; choose another")
+        if not name.isidentifier():
+            raise ValueError(f"evaluation {name}: its name must be letters, digits and _")
+    commands = {f"evaluation {name}": text.partition(" ")[0] for name, text in study.evaluations.items()}
+    for name, first in {"command": study.command, **commands}.items():
+        if first not in COMMANDS:
             raise ValueError(f"{name}: there is no command {first!r} among {', '.join(COMMANDS)}")
