@@ -213,7 +213,7 @@ def read_study(
         content["output_dir"] = Path(output_dir or content.get("output_dir") or "")
         if content["output_dir"] == Path():
             raise ValueError(
-                "has no output_dir; name one with --output_dir, or the folder of the study instead of a file"
+                "has no output_dir; name one with --output_dir, or the folder of the study"
             )
         for name in ("options", "settings_options"):
             if not has_shape(own := content.get(name) or {}, dict[str, Any]):
@@ -326,7 +326,7 @@ def _check(study: Study) -> None:
         json.dumps([run.options for run in runs], allow_nan=False)
     except ValueError:
         raise ValueError(
-            "an option is not a finite number, or a value holds itself: a record could not hold it"
+            "an option is not a finite number, or holds itself, which a record could not hold"
         ) from None
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
