@@ -212,9 +212,7 @@ def read_study(
         content = load_yaml(path.read_text(encoding="utf-8-sig"))
         content["output_dir"] = Path(output_dir or content.get("output_dir") or "")
         if content["output_dir"] == Path():
-            raise ValueError(
-                "has no output_dir; name one with --output_dir, or the folder of the study"
-            )
+            raise ValueError("has no output_dir; name one with --output_dir, or the folder of the study")
         for name in ("options", "settings_options"):
             if not has_shape(own := content.get(name) or {}, dict[str, Any]):
                 raise ValueError(f"{name} must be dict[str, Any], not {own!r}")
@@ -325,9 +323,7 @@ def _check(study: Study) -> None:
     try:
         json.dumps([run.options for run in runs], allow_nan=False)
     except ValueError:
-        raise ValueError(
-            "an option is not a finite number, or holds itself, which a record could not hold"
-        ) from None
+        raise ValueError("an option is not a finite number, or holds itself, which a record could not hold") from None
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         twice = max(names, key=names.count)
