@@ -154,6 +154,36 @@ def test_what_is_read_is_not_written_over(place, tiny_bert, capfd):
     assert (place / "pairs.tsv").read_text() == PAIRS and "dog" in (place / "text.txt").read_text()
 
 
+def test_a_file_of_a_folder_that_is_read_is_not_written_over(place, tiny_bert, capfd):
+    """Neither a part of the encoder nor a file of the data; a result, which may lie there too, is written anew."""
+    model, data = place / "model", place / "data"
+    shutil.copytree(tiny_bert, model)
+    data.mkdir()
+    (data / "a.txt").write_text("the dog runs\na red door\n")
+    (data / "b.txt").symlink_to(place / "text.txt")
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    text, pairs = place / "text.txt", place / "pairs.tsv"
+    for words in (["encode", model, data, "--output", data / "a.txt"],
+                  ["encode", model, data, "--output", data / "b.txt"],
+                  ["encode", model, text, "--output", model / "config.json"],
+                  ["encode", tiny_bert, text, "--tokenizer_name", model, "--output", model / "vocab.txt"],
+                  ["evaluate", model, "--pairs", pairs, "--output", model / "vocab.txt"],
+                  ["evaluate", tiny_bert, "--data_dir", data, "--output", data / "a.txt"],
+                  ["search", tiny_bert, pairs, "--pool", data, "--json", data / "a.txt"],
+                  ["search", model, pairs, "--pool", text, "--plot", model / "vocab.txt"],
+                  ["diagnose", model, text, "--json", model / "config.json"],
+                  ["diagnose", tiny_bert, data, "--report", data / "a.txt"],
+                  ["vision-eval", model, "--images", text, "--output", model / "config.json"],
+                  ["vision-eval", tiny_bert, "--images", data, "--output", data / "a.txt"]):  # fmt: skip
+        assert "would replace what is read" in refused(capfd, *words)
+    assert before == {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    for words in (["evaluate", model, "--pairs", pairs, "--bootstrap", 0, "--output", model / "scores.json"],
+                  ["encode", model, data, "--cache_dir", place / "cache", "--output", data / "a.npy"]):  # fmt: skip
+        for _ in range(2):
+            assert main([str(word) for word in words]) == 0
+            assert words[-1].stat().st_size
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

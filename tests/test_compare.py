@@ -105,9 +105,13 @@ def test_a_folder_without_a_finished_run_is_refused(folders, tmp_path, capsys, n
 
 
 def test_what_is_compared_is_not_written_over(folders, capsys):
-    before = (read_runs(folders), main(["compare", *folders, "--report", f"{folders[0]}/run.json"]))
-    assert "--report would replace what is read" in capsys.readouterr().err
-    assert before == (read_runs(folders), 2)
+    before = read_runs(folders)
+    for name in ("run.json", "trainer_state.json"):
+        assert main(["compare", *folders, "--report", f"{folders[0]}/{name}"]) == 2
+        assert "--report would replace what is read" in capsys.readouterr().err
+    assert before == read_runs(folders)
+    for _ in range(2):
+        assert main(["compare", *folders, "--report", f"{folders[0]}/compared.html"]) == 0
 
 
 def test_every_run_is_in_the_legend_whatever_it_is_called(tmp_path, monkeypatch):

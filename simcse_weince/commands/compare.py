@@ -20,8 +20,7 @@ def run(arguments: Sequence[str]) -> None:
     if options.study:
         _compare_study(options.study, options.report, options.output)
         return
-    inputs = [f"{folder}/{name}" for folder in options.runs for name in ("run.json", "trainer_state.json")]
-    check_output(options.report, "--report", inputs)
+    check_output(options.report, "--report", options.runs)
 
     from simcse_weince.extremes.runs import build_comparison, differences, read_runs, scores
 
@@ -45,8 +44,7 @@ def _compare_study(folder: str, report: str | None, output: str | None) -> None:
     from simcse_weince.study.report import summarize, to_markdown, write_page
 
     study = read_study(folder)
-    inputs = [folder, *map(str, (study.output_dir / "study.yaml", *study.output_dir.glob("*/*.json")))]
-    check_outputs({"--report": report, "--output": output}, inputs)
+    check_outputs({"--report": report, "--output": output}, [folder, str(study.output_dir)])
     summary = summarize(study)
     sys.stdout.write(to_markdown(summary))
     if report:

@@ -66,7 +66,8 @@ def run(arguments: Sequence[str]) -> None:
     parser.set_defaults(batch_size=32)
     options = parser.parse(arguments)
     outputs = {f"--{name}": getattr(options, name) for name in ("report", "json")}
-    check_outputs(outputs, [options.model, options.data, options.images, *options.compare])
+    read = [options.model, options.data, options.images, options.tokenizer_name, *options.compare]
+    check_outputs(outputs, read)
     check_output(options.plots and f"{options.plots}/figure.png", "--plots")
     if not 0.9 <= options.quantile <= 0.9995:
         raise InputError(f"--quantile {options.quantile} is not between 0.9 and 0.9995")

@@ -19,7 +19,7 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--normalize", action="store_true", help="scale every embedding to length 1")
     add_encoder_options(parser)
     options = parser.parse(arguments)
-    check_output(options.output, inputs=[options.input])
+    check_output(options.output, inputs=[options.input, options.model, options.tokenizer_name])
 
     import numpy as np
 

@@ -44,7 +44,8 @@ def run(arguments: Sequence[str]) -> None:
         if getattr(options, name):
             relation = "does not go with" if options.pairs else "goes only with"
             raise InputError(f"--{name} {relation} --pairs; leave one of them out")
-    check_output(options.output, inputs=options.pairs or [])
+    read = [*(options.pairs or []), options.data_dir, options.model, options.tokenizer_name]
+    check_output(options.output, inputs=read)
 
     from simcse_weince.sentence.pairs import read_pair_files
     from simcse_weince.sentence.sts import NOT_FINITE, evaluate_model, format_table, load_suite, parse_tasks

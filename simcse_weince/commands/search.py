@@ -108,7 +108,7 @@ def _check(options: Namespace) -> None:
     if options.pool_column and not options.pool:
         raise InputError("--pool_column goes with --pool; give both, or leave it out")
     outputs = {f"--{name}": getattr(options, name) for name in ("json", "plot", "report")}
-    check_outputs(outputs, [*options.pairs, *(options.pool or [])])
+    check_outputs(outputs, [*options.pairs, *(options.pool or []), options.model, options.tokenizer_name])
     if options.plot or options.report:
         check_installed("matplotlib", "simcse-weince[report]")
     if options.faiss_index is not None:

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,7 +53,10 @@ def at_least(smallest: int) -> Callable[[str], int]:
 
 
 def check_output(output: str | None, option: str = "--output", inputs: Iterable[str | None] = ()) -> None:
-    """Find out before the work, not after it, that its result cannot be written, or would replace one of `inputs`."""
+    """Find out before the work, not after it, that its result cannot be written, or would replace a part of `inputs`.
+
+    In a folder that is read, a new file may be written, and a result anew.
+    """
     if output is None:
         return
     path = Path(output)
@@ -63,13 +67,35 @@ def check_output(output: str | None, option: str = "--output", inputs: Iterable[
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not path.exists() or path.is_file():
             tempfile.TemporaryFile(dir=existing).close()
-        if path.is_file() and any(name and Path(name).exists() and path.samefile(name) for name in inputs):
+        if path.is_file() and any(name and _is_part(path, Path(name)) for name in inputs):
             raise InputError(f"{output}: {option} would replace what is read; name another file")
     except OSError as error:
         reason = error.strerror or error
         raise InputError(
             f"{output}: {option} cannot be written there ({reason}); name a file in a folder of yours"
         ) from None
+
+
+def _is_part(path: Path, source: Path) -> bool:
+    """Whether a file is one that is read, or in a folder that is read and no result that a command has written."""
+    if not source.is_dir():
+        return source.exists() and path.samefile(source)
+    folder, target = Path(os.path.realpath(source)), Path(os.path.realpath(path))
+    link = Path(os.path.realpath(path.parent), path.name)
+    return (folder in target.parents or folder in link.parents) and not _is_result(path)
+
+
+def _is_result(path: Path) -> bool:
+    """Whether a file is empty or, by its content, written by a command: an array, page, figure or record."""
+    with path.open("rb") as file:
+        start = file.read(1000)
+    if not start.startswith(b"{"):
+        return not start or start.startswith((b"\x93NUMPY", b"<!doctype html>")) or b"Matplotlib" in start
+    try:
+        record = json.loads(path.read_bytes())
+    except ValueError:
+        return False
+    return path.name != "run.json" and not record.keys().isdisjoint(("versions", "made_with"))
 
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:

@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> None:
     prog, usage = "simcse-weince vision-eval", "%(prog)s MODEL --images SOURCE [options]"
     images, probes, options, chosen = parse_groups(groups, given, prog, usage, saved_options(model))
     normalize = images.view_options().normalize
-    check_output(options.output, inputs=[images.images])
+    check_output(options.output, inputs=[images.images, model])
     check_output(options.features and f"{options.features}/train_features.npy", "--features")
     device = chosen_device(options.device)
 
