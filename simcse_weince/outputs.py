@@ -29,12 +29,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         OSError: It cannot be written; ``filename`` is `path`.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():
-        yield path
-        return
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".writing-{uuid.uuid4().hex}{target.suffix[-8:]}")
     try:
+        if path.exists() and not path.is_file():
+            yield path
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch()
         try:

@@ -19,6 +19,12 @@ def test_a_failed_write_keeps_the_old_file_and_names_the_path(tmp_path):
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["scores.json"]
 
 
+def test_what_is_no_file_and_cannot_be_written_is_named():
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_text("/dev/full", "text")
+    assert caught.value.filename == "/dev/full"
+
+
 def test_a_link_stays_and_its_target_is_written(tmp_path):
     (tmp_path / "disk").mkdir()
     link = tmp_path / "scores.json"
