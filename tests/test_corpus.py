@@ -393,6 +393,14 @@ def test_the_same_content_is_read_once_whatever_its_name(tmp_path, read, monkeyp
     assert len(calls) == 4
 
 
+def test_a_cached_text_is_not_taken_for_a_compressed_one(tmp_path, read):
+    """Its bytes are those of a text: decompressed they are nothing."""
+    text = "alpha\nbeta\n"
+    read(write(tmp_path / "a.txt", text))
+    with pytest.raises(InputError, match="a.txt.gz: cannot be read"):
+        read(write(tmp_path / "a.txt.gz", text))
+
+
 def test_several_readers_at_once_agree(tmp_path, read):
     path = write(tmp_path / "a.txt", "".join(f"sentence number {i}\n" for i in range(5000)))
     with ThreadPoolExecutor(6) as pool:

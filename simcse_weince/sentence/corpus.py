@@ -362,7 +362,10 @@ def _kept(sources: Sequence[Source], options: CorpusOptions, reports: list[FileR
 
 def _cached(sources: list[Source], options: CorpusOptions, features: Features, report: CorpusReport) -> Dataset:
     """Map the Arrow file of these bytes and options into memory; without one, read the sources first."""
-    content = [[source.kind, source.columns, file.sha256] for source, file in zip(sources, report.files, strict=True)]
+    content = [
+        [source.kind, source.compression, source.columns, file.sha256]
+        for source, file in zip(sources, report.files, strict=True)
+    ]
     key = hashlib.sha256(json.dumps([_READER_VERSION, options.cleaning(), content]).encode()).hexdigest()[:32]
     folder = Path(options.cache_dir or Path(datasets.config.HF_DATASETS_CACHE) / "simcse_weince") / key
     arrow, account = folder / "corpus.arrow", folder / "corpus.json"
