@@ -185,6 +185,18 @@ def test_a_file_of_a_folder_that_is_read_is_not_written_over(place, tiny_bert, c
 
 
 @pytest.mark.parametrize(
+    "words",
+    ["evaluate {bert} {option} {missing} {option} {pairs}", "search {bert} {pairs} {option} {missing} {option} {text}"],
+)
+def test_a_list_that_is_given_in_two_parts_is_one(place, tiny_bert, capfd, words):
+    option = "--pairs" if words.startswith("evaluate") else "--pool"
+    text, pairs, missing = place / "text.txt", place / "pairs.tsv", place / "missing.txt"
+    pairs.write_text("anchor\tpositive\n" + "".join(f"door {number}\thouse {number}\n" for number in range(20)))
+    words = words.format(bert=tiny_bert, option=option, text=text, pairs=pairs, missing=missing).split()
+    assert "missing.txt" in refused(capfd, *words)
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["evalute"], "unknown command evalute"),

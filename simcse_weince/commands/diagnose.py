@@ -45,7 +45,9 @@ def run(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--split", choices=["train", "test", "unlabeled"], default="train", help="images to look at")
     parser.add_argument("--image_size", type=at_least(1), help="side of images in pixels; default: as the encoder says")
-    parser.add_argument("--compare", nargs="+", default=[], metavar="MODEL", help="further encoders on the same page")
+    parser.add_argument(
+        "--compare", nargs="+", action="extend", default=[], metavar="MODEL", help="further encoders on the same page"
+    )
     parser.add_argument("--noise_floor", action="store_true", help="instead: what the wrong link costs, by simulation")
     parser.add_argument("--report", metavar="FILE.html", help="write the page")
     parser.add_argument("--json", metavar="FILE.json", help="write the numbers")

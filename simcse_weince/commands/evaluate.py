@@ -26,7 +26,11 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--split", choices=["train", "dev", "test"], help="split of stsb; default: test")
     parser.add_argument("--data_dir", help="local folder with the STS data; default: the hub")
     parser.add_argument(
-        "--pairs", nargs="+", metavar="FILE", help="own graded pairs (.csv .tsv .txt .jsonl .parquet, also .gz)"
+        "--pairs",
+        nargs="+",
+        action="extend",
+        metavar="FILE",
+        help="own graded pairs (.csv .tsv .txt .jsonl .parquet, also .gz)",
     )
     parser.add_argument("--pair_columns", nargs=3, metavar=("SENTENCE1", "SENTENCE2", "SCORE"))
     parser.add_argument("--delimiter", type=_separator, help="field separator of --pairs; default: by file")

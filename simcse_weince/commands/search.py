@@ -29,8 +29,8 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("pairs", metavar="PAIRS", nargs="+", help="files of (anchor, positive) rows, or graded pairs")
     parser.add_argument("--min_score", type=float, help="PAIRS are graded: keep those scored at least this")
     parser.add_argument("--text_columns", nargs=2, metavar=("ANCHOR", "POSITIVE"), help="columns of PAIRS")
-    parser.add_argument("--pool", nargs="+", metavar="CORPUS", help="sentences like those that will be searched; "
-                        "default: the sentences of the graded pairs that are not kept")  # fmt: skip
+    parser.add_argument("--pool", nargs="+", action="extend", metavar="CORPUS", help="sentences like those that will "
+                        "be searched; default: the sentences of the graded pairs that are not kept")  # fmt: skip
     parser.add_argument("--pool_column", help="column of the sentences in CORPUS")
     parser.add_argument("--encoding", default="utf-8", help="encoding of PAIRS and CORPUS")
     parser.add_argument("--skip_bad", action="store_true", help="leave out and count unusable rows of tables")
