@@ -198,6 +198,20 @@ def test_a_study_whose_first_run_fails_stops_there(place, trained):  # noqa: F81
     assert main(["study", study, "--set", "max_steps=13"]) == 2 and len(trained) == 1
 
 
+def test_set_may_be_given_again_for_another_option(place, trained):  # noqa: F811
+    assert main(["study", str(write(place)), "--set", "max_steps=4", "--set", "train_file=other.txt"]) == 0
+    options = [record["options"] for record in records(place / "records").values()]
+    assert all(one["max_steps"] == 4 and one["train_file"] == "other.txt" for one in options) and options
+
+
+@pytest.mark.parametrize(
+    "words", [["--set", "max_steps=4", "max_steps=5"], ["--set", "max_steps=4", "--set", "max_steps=4"]]
+)
+def test_an_option_that_is_set_twice_is_refused(place, trained, capfd, words):  # noqa: F811
+    assert main(["study", str(write(place)), *words]) == 2
+    assert "--set: max_steps is given twice; leave one of them out" in capfd.readouterr().err and not trained
+
+
 def test_other_options_in_the_same_folder_are_refused(place, trained, capfd):  # noqa: F811
     study = str(write(place))
     assert main(["study", study]) == 0
@@ -265,9 +279,10 @@ def test_models_are_kept_on_demand(place, trained):  # noqa: F811
     assert len([*(place / "records").glob("work/report/*/encoder/run.json")]) == 4
 
 
-def test_a_score_that_no_training_has_is_named_before_settings_are_chosen(place, trained, capfd):  # noqa: F811
-    assert main(["study", str(write(place, **GRID, scores={"x": "result.nope"}))]) == 2 and len(trained) == 1
-    assert "has no number at result.nope" in capfd.readouterr().err
+@pytest.mark.parametrize("wrong", ["result.nope", "sts.average"])
+def test_a_score_that_no_training_has_is_named_before_settings_are_chosen(place, trained, capfd, wrong):  # noqa: F811
+    assert main(["study", str(write(place, **GRID, scores={"x": wrong}))]) == 2 and len(trained) == 1
+    assert f"has no number at {wrong}" in capfd.readouterr().err
 
 
 def test_a_run_that_the_machine_kills_costs_itself_alone(place, trained, capfd):  # noqa: F811

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from simcse_weince.commands.shared_options import CommandParser, at_least
+from simcse_weince.errors import InputError
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -14,7 +15,7 @@ def run(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("study", metavar="STUDY.yaml", help="arms, seeds and settings; see scripts/studies")
     parser.add_argument("--output_dir", metavar="DIR", help="folder of the records; default: the one in the file")
-    parser.add_argument("--set", nargs="+", type=_assignment, default=[], metavar="NAME=VALUE",
+    parser.add_argument("--set", nargs="+", action="extend", type=_assignment, default=[], metavar="NAME=VALUE",
                         help="options of every run, as train_file=FILE, instead of those in the file")  # fmt: skip
     parser.add_argument("--parallel", type=at_least(1), default=1, help="runs at a time, which share the devices")
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="this one of N machines")
@@ -22,6 +23,9 @@ def run(arguments: Sequence[str]) -> None:
         "--keep_models", action="store_true", help="keep the encoders that are reported, not only their scores"
     )
     options = parser.parse(arguments)
+    names = [name for name, _ in options.set]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"--set: {twice[0]} is given twice; leave one of them out")
 
     from simcse_weince.study.plan import read_study
 

@@ -162,7 +162,7 @@ def _finish(study: Study, run: Run, environment: Mapping[str, str], keep_models:
         history = json.loads((encoder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
         select, evaluations = lookup(trained, study.select), {}
         for title, place in study.scores.items():
-            if place.startswith("result."):  # the first run tells of a place that no run has
+            if place.partition(".")[0] not in study.evaluations:  # the first run tells of a place that no run has
                 lookup(trained, place, f"score {title!r} of {run.name}")
         if run.phase == "settings":
             trained = {name: trained[name] for name in _PROVENANCE if name in trained}
