@@ -60,7 +60,12 @@ def check_numbers(options: Any, smallest: Mapping[str, int], positive: Sequence[
 
 
 def check_training_numbers(training: TrainingArguments) -> None:
-    """The numbers of every training, as :func:`check_numbers`, and the direction of its score."""
+    """The numbers of every training, as :func:`check_numbers`, and what no encoder can be trained with."""
+    if training.neftune_noise_alpha is not None:
+        raise InputError("--neftune_noise_alpha is for language models that follow instructions; leave it out")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(training, name) < 1:
+            raise InputError(f"--{name} {getattr(training, name)} is not from 0 to below 1")
     if training.greater_is_better is False:
         raise InputError(
             "--greater_is_better false would keep the worst checkpoint: every score is the better the higher"
@@ -127,6 +132,9 @@ def parse_groups(
                   for group in groups]  # fmt: skip
     except InputError:
         raise
+    except json.JSONDecodeError as error:
+        name = next((name for name, value in vars(namespace).items() if value == error.doc), "an option")
+        raise InputError(f"--{name} {error.doc}: not JSON ({error})") from error
     except (ValueError, TypeError, ImportError) as error:
         # What transformers refuses when it builds its arguments, such as a key that accelerator_config does not have.
         raise InputError(" ".join(str(error).split())) from error

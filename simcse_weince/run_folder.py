@@ -244,8 +244,6 @@ def try_out(trainer: Trainer) -> None:
         InputError: An option does not go with another, with the encoder, or with what is installed.
     """
     try:
-        if trainer.args.neftune_noise_alpha is not None:
-            trainer.model.get_input_embeddings()  # type: ignore[union-attr,operator]
         with torch.random.fork_rng():
             trainer.get_train_dataloader()
             trainer.create_optimizer_and_scheduler(num_training_steps=max(trainer.args.max_steps, 1))

@@ -617,7 +617,6 @@ def test_two_runs_do_not_share_a_folder(place, capfd):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--adam_beta1", "2"], "beta"),
         (["--dataloader_num_workers", "-1"], "num_workers"),
         (["--optim", "adamw_bnb_8bit"], "bitsandbytes"),
         (["--lr_scheduler_type", "warmup_stable_decay"], "num_decay_steps"),
@@ -625,7 +624,6 @@ def test_two_runs_do_not_share_a_folder(place, capfd):
         (["--optim_args", "foo"], "unpack"),
         (["--accelerator_config", '{"foo": 1}'], "foo"),
         (["--learning_rate_mapping", '{"(": 1e-3}'], "unterminated"),
-        (["--neftune_noise_alpha", "5"], "get_input_embeddings"),
         (["--batch_sampler", "group_by_label"], "label"),
     ],
 )
@@ -957,6 +955,10 @@ def test_ev06_selecting_on_the_test_pairs_warns(place, caplog):
         (["--dropout", "1.5"], "--dropout 1.5"),
         (["--mini_batch_size", "0"], "--mini_batch_size 0"),
         (["--greater_is_better", "false"], "--greater_is_better false"),
+        (["--neftune_noise_alpha", "5"], "--neftune_noise_alpha"),
+        (["--warmup_ratio", "3"], "--warmup_ratio 3.0 is not between 0 and 1"),
+        (["--adam_beta1", "2"], "--adam_beta1 2.0 is not from 0 to below 1"),
+        (["--lr_scheduler_kwargs", "{{bad"], "--lr_scheduler_kwargs {bad: not JSON"),
         (["--learning_rate", "-1"], "--learning_rate -1.0"),
         (["--learning_rate", "nan"], "--learning_rate nan"),
         (["--gradient_accumulation_steps", "0"], "--gradient_accumulation_steps 0"),

@@ -350,6 +350,7 @@ def test_there_is_no_other_vision_configuration():
         (["--resume_from_checkpoint", "{place}"], "not a complete checkpoint"),
         (["--metric_for_best_model", "eval_loss"], "--metric_for_best_model eval_loss"),
         (["--load_best_model_at_end", "--greater_is_better", "false"], "--greater_is_better false"),
+        (["--neftune_noise_alpha", "5"], "--neftune_noise_alpha"),
         (["--report_to", "foo", "--images", "{place}/nothing.npz"], "--report_to: foo"),
     ],
 )

@@ -147,6 +147,8 @@ class SimCSEArguments(SentenceTransformerTrainingArguments):
         """Fill what depends on other arguments or on this machine."""
         if not self.output_dir:
             raise InputError("--output_dir is missing")
+        if not 0 <= (self.warmup_ratio or 0) <= 1:  # the host makes it warmup_steps, where 3 would be three steps
+            raise InputError(f"--warmup_ratio {self.warmup_ratio} is not between 0 and 1")
         fit_to_cpu(self)
         if self.eval_strategy == "no":
             self.load_best_model_at_end = False
