@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
-from simcse_weince.errors import InputError
+from simcse_weince.errors import InputError, refuse_empty
 from simcse_weince.outputs import shareable
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,7 @@ def parse_groups(
     namespace, unknown = parser.parse_known_args([*tokens, *arguments])
     if unknown:
         raise InputError(f"unknown option {unknown[0]}{_suggestion(parser, unknown[0])}")
+    refuse_empty(parser, namespace)
     try:
         parsed = [group(**{item.name: getattr(namespace, item.name) for item in fields(group) if item.init})
                   for group in groups]  # fmt: skip
@@ -199,7 +200,8 @@ def _config_tokens(parser: _Parser, path: Path) -> list[str]:
                 continue
             if not isinstance(value_node, yaml.SequenceNode):
                 entry = [f"{entry[0]}={entry[1]}"]
-            unknown = parser.parse_known_args(entry)[1]
+            values, unknown = parser.parse_known_args(entry)
+            refuse_empty(parser, values)
         except InputError as error:
             raise InputError(f"{place}: {error}") from error
         except (RecursionError, TypeError) as error:  # a list that holds itself, a mapping with a list for a key

@@ -1,5 +1,6 @@
-"""The one exception that a person's input can cause, the words of others that it quotes, and what is not installed."""
+"""The one exception that a person's input can cause, the words of others that it quotes, and what is not there."""
 
+import argparse
 from importlib import import_module
 from typing import Any
 
@@ -21,6 +22,19 @@ def import_extra(module: str, extra: str, need: str) -> Any:
         return import_module(module)
     except ImportError:
         raise InputError(f"{need}; pip install 'simcse-weince[{extra}]'") from None
+
+
+def refuse_empty(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse an empty word, as of a shell variable that is not set: it would count as an option that is left out.
+
+    Raises:
+        InputError: An option or argument is empty; names it.
+    """
+    for action in parser._actions:
+        value = getattr(options, action.dest, None)
+        if value != action.default and (value == "" or (isinstance(value, list) and "" in value)):
+            name = action.option_strings[0] if action.option_strings else action.metavar
+            raise InputError(f"{name} is empty; give it a value, or leave it out")
 
 
 def first_line(error: BaseException) -> str:

@@ -123,6 +123,7 @@ def test_pk02_yaml_scientific_notation(case_inputs, tmp_path):
         ("loss: softmax\n", "line 1: .*softmax"),
         ("seed: 1\nlearning_rate: [1e-5, 2e-5]\n", "line 2: learning_rate takes one value, not 2"),
         ("seed: &a [*a]\n", "line 1: seed has no value"),
+        ("seed: 1\ndata_dir: ''\n", "line 2: --data_dir is empty"),
         ("accelerator_config: {? [1, 2] : 3}\n", "line 1: accelerator_config has no value"),
     ],
 )

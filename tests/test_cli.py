@@ -57,6 +57,24 @@ def test_the_seed_of_evaluate_is_that_of_the_resamples(place, tiny_bert):
     assert len(set(found)) == 3 and "None" not in str(found) and seven["seed"] == 7 and default == zero
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["evaluate", "", "--pairs", "{place}/pairs.tsv"], "MODEL"),
+        (["evaluate", "m", "--data_dir", ""], "--data_dir"),
+        (["evaluate", "m", "--pairs", "{place}/pairs.tsv", ""], "--pairs"),
+        (["encode", "m", "{place}/text.txt", "--output="], "--output"),
+        (["compare", "--study", ""], "--study"),
+        (["compare", "{place}", ""], "RUN_DIR"),
+        (["study", "study.yaml", "--output-dir", ""], "--output_dir"),
+        (["vision-train", "--images", "", "--output_dir", "{place}/run"], "--images"),
+    ],
+)
+def test_an_empty_word_is_refused_by_its_name(place, capfd, words, name):
+    """As of a shell variable that is not set: `--data_dir ""` was this folder, and `--eval_file ""` left out."""
+    assert f"{name} is empty" in refused(capfd, *(word.format(place=place) for word in words))
+
+
 def test_options_may_have_hyphens(place, tiny_bert):
     words = ["evaluate", tiny_bert, "--pairs", str(place / "pairs.tsv"), "--batch-size", "2", "--pooler-type=avg"]
     assert main(words) == 0

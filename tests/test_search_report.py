@@ -268,13 +268,12 @@ def test_bad_input_is_one_sentence_before_a_model_is_loaded(
     assert words in error and "no-such-model" not in error
 
 
-@pytest.mark.parametrize("factory", ["Foo", ""])
 def test_an_index_that_no_pool_can_have_is_refused_before_a_model_is_loaded(
-    files: dict[str, str], factory: str, capsys: pytest.CaptureFixture
+    files: dict[str, str], capsys: pytest.CaptureFixture
 ) -> None:
     pytest.importorskip("faiss")
-    assert main(["search", "m", files["pairs.tsv"], "--pool", files["pool.txt"], "--faiss_index", factory]) == 2
-    assert f"faiss_index {factory}: could not parse index string" in capsys.readouterr().err
+    assert main(["search", "m", files["pairs.tsv"], "--pool", files["pool.txt"], "--faiss_index", "Foo"]) == 2
+    assert "faiss_index Foo: could not parse index string" in capsys.readouterr().err
 
 
 def test_pool_smaller_than_a_sample_is_refused(tiny_bert: str, files: dict[str, str], tmp_path: Path,

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from simcse_weince.errors import InputError
+from simcse_weince.errors import InputError, refuse_empty
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,9 @@ class CommandParser(argparse.ArgumentParser):
             name, equals, value = word.partition("=")
             return f"--{name[2:].replace('-', '_')}{equals}{value}" if name.startswith("--") else word
 
-        return self.parse_args([underscored(word) for word in arguments])
+        options = self.parse_args([underscored(word) for word in arguments])
+        refuse_empty(self, options)
+        return options
 
 
 def at_least(smallest: int) -> Callable[[str], int]:

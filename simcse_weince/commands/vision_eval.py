@@ -18,7 +18,7 @@ def run(arguments: Sequence[str]) -> None:
     from simcse_weince.vision.arguments import EvaluationArguments, ImageArguments
     from simcse_weince.vision.probe import ProbeOptions
 
-    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+    if not arguments or not arguments[0] or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         raise InputError("name the encoder first: vision-eval MODEL --images SOURCE")
     model = arguments[0]
     groups = (ImageArguments, ProbeOptions, EvaluationArguments)
