@@ -569,7 +569,7 @@ def begun(place):
     "option",
     [
         "dedupe", "encoding latin-1", "max_train_samples 40", "skip_bad", "streaming", "text_column text",
-        "batch_sampler no_duplicates", 'prompts {"text":"x"}', "eval_file PLACE/other.tsv", "neftune_noise_alpha 5",
+        "batch_sampler no_duplicates", 'prompts {"text":"x"}', "eval_file PLACE/other.tsv",
         "gradient_accumulation_steps 2", "max_seq_length 16", "metric_for_best_model pearson",
         "optim_args momentum=0.5", "adam_beta1 0.8", "adam_beta2 0.9", "adam_epsilon 1e-6", "max_grad_norm 2",
         "lr_scheduler_type cosine", 'lr_scheduler_kwargs {"num_cycles":2}', "dropout 0.2", "temperature 0.1",

@@ -67,7 +67,7 @@ _OF_THE_RUN = {item.name for group in (ModelArguments, LossArguments) for item i
     "max_train_samples", "text_column", "encoding", "dedupe", "skip_bad", "streaming", "dataset_name", "dataset_split",
     "dataset_config_name", "data_seed", "batch_sampler", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2",
     "adam_epsilon", "optim_args", "max_grad_norm", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
-    "eval_file", "metric_for_best_model", "prompts", "neftune_noise_alpha",
+    "eval_file", "metric_for_best_model", "prompts",
 }  # fmt: skip
 
 
